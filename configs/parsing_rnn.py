@@ -3,8 +3,8 @@
     transformer-jax train parsing_rnn --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER contains a treebank, as for the `parsing` config. Like the model of Vinyals et al. (2015),
-the first row of Table 4, this one consists of LSTMs with additive attention. It has about as many
+FOLDER contains a treebank, as for the `parsing` config. Like the model in the first row of Table 4
+(Vinyals et al. 2015), this one consists of LSTMs with additive attention. It has about as many
 parameters as the Transformer in the `parsing_small` config, and it uses the same data, batches, and
 search settings.
 

@@ -22,8 +22,8 @@ T2T_2017 = PAPER.change(
     train={"label_smoothing_over": "other_tokens"},
 )
 # transformer_base_v1 has no biases and allows translations up to 100 tokens longer than the source.
-# v1, v2, and v3 have the same unsupported features as the 2017 row, except for the joint
-# initialization: like this package, they initialize the three projections separately.
+# Like this package, versions v1, v2, and v3 initialize the three projections separately. They have
+# the other three unsupported features of the 2017 row.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2 uses pre-norm, more dropout, a higher learning rate, and a longer warmup.
 T2T_V2 = T2T_V1.change(

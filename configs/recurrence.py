@@ -5,8 +5,8 @@
 
     transformer-jax sweep recurrence --data-from smoke --train-from smoke
 
-The first two commands need Multi30k, as configs/table3_multi30k.py describes. The last command is a
-quick test on number words.
+The first two commands need Multi30k, as described in configs/table3_multi30k.py. The last command
+is a quick test on number words.
 
 All models have two layers in each stack. The widths are chosen so that each model has 0.91 to 0.92
 million parameters. The `none` row is a recurrent model without attention (Sutskever et al. 2014).

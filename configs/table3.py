@@ -3,8 +3,8 @@
     transformer-jax params table3
     transformer-jax train table3:A1
 
-The published results are the parameter count in millions and, on newstest2013 without checkpoint
-averaging, the per-token perplexity and tokenized BLEU.
+The published results are the parameter count in millions and two scores on newstest2013 without
+checkpoint averaging: the per-token perplexity and tokenized BLEU.
 """
 
 from configs.base import CONFIG as BASE

@@ -126,7 +126,7 @@ COLORS = {"att": "#f6c89f", "feed": "#b9d7ea", "norm": "#f3eeb2", "embed": "#f4c
 
 
 def draw_stack(axes, x, modules, layer):
-    """Draw modules from bottom to top; `layer` contains the first and last index of one layer."""
+    """Draw modules from bottom to top; `layer` contains a layer's first and last module indices."""
     first, last = layer
     frame = plt.Rectangle((x - 1.25, first - 0.32), 2.5, last - first + 0.64, fill=False, ls="--")
     axes.add_patch(frame)
@@ -347,7 +347,7 @@ mask = jnp.ones((1, 1, 8, 8), bool)
 
 @jax.jit
 def attend_and_record(rng, x):
-    """Return the output of attention, its parameters, and the outputs of its modules."""
+    """Return the output of the attention module, its parameters, and its submodules' outputs."""
     return attention.init_with_output(rng, x, x, mask, capture_intermediates=True, mutable=True)
 
 
@@ -657,7 +657,7 @@ plt.show()
 # %% [markdown]
 # ## Exercises
 #
-# 1. Change one number of `Q` in the 3 x 3 example, and compute the new first row by hand.
+# 1. In the 3 x 3 example, change one number in `Q`, and compute the new first row by hand.
 # 2. Set `num_keys` to 512 in the variance experiment. Which of the three curves change, and why?
 # 3. Set `layer_norm="pre"` in `small`. Is the influence matrix of section 3.2.3 still triangular?
 # 4. The paper's encoder has no causal mask. Which statement in section 3.5 becomes false if you add

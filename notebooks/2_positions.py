@@ -295,10 +295,11 @@ plt.show()
 # %% [markdown]
 # Each panel compares all rows of one table with each other. The sinusoids have the diagonal stripes
 # shown above. Before training, a learned table has no structure: different rows are almost
-# orthogonal. Training creates structure that reflects the data. In this example, blocks appear:
-# positions that play the same role in many sentences, such as the thousands in the first and second
-# numbers, become similar. The blocks come from this text. Nothing forces the values on a
-# diagonal to be equal, so what the model learns at one position does not transfer to another.
+# orthogonal. Training creates structure that reflects the data. In this example, it creates blocks:
+# the vectors of positions that play the same role in many sentences, such as the thousands in the
+# first and second numbers, become similar to each other. The blocks come from this text. Nothing
+# forces the values on a diagonal to be equal, so what the model learns at one position does not
+# transfer to another.
 #
 # The lower-right part of the third panel still looks like the second panel. The next figure shows
 # why.
@@ -327,7 +328,7 @@ plt.show()
 # ## Beyond the training length
 #
 # The authors chose sinusoids "because it may allow the model to extrapolate to sequence lengths
-# longer than the ones encountered during training". The paper does not test this claim, but the
+# longer than the ones encountered during training." The paper does not test this claim, but the
 # positions study in this repository does. Its models train on lines of at most $L = 30$ tokens and
 # are scored on lines of up to 120. We plot the study's committed results, with three seeds for each
 # scheme. `docs/positions.md` describes the study and its statistics.
@@ -360,23 +361,24 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# In the gray region, the lines are longer than all training lines. The colored bands cover the
-# three seeds. Compare different schemes at the same length, but do not compare different lengths
-# for the same scheme, because the sentences at each length are different.
+# The gray region contains the lengths beyond $L$, which do not occur in training. The colored bands
+# cover the three seeds. Compare different schemes at the same length, but do not compare different
+# lengths for the same scheme, because the sentences at each length are different.
 #
 # Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
-# random vectors. They are also better within $L$, so part of this advantage may be due to faster
-# learning. They do not extrapolate far, however: their perplexity grows quickly, and almost no
-# lines are translated correctly. The formula defines a vector for every position, but the *model*
-# has never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
-# offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest
-# perplexity, because unfamiliar positions cannot mislead it. Within $L$, it is the worst model.
+# random vectors. They are also better at lengths up to $L$, so part of their advantage may be due
+# to faster learning. They do not extrapolate far, however: their perplexity grows quickly, and
+# almost no lines are translated correctly. The formula defines a vector for every position, but the
+# *model* has never seen these vectors. Rotary positions, a later scheme that makes attention depend
+# on the offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the
+# lowest perplexity, because unfamiliar positions cannot mislead it. At lengths up to $L$, it is the
+# worst model.
 #
 # ## Exercises
 #
 # 1. Replace 10000 with 100 in the sinusoids. Which positions become hard to distinguish?
 # 2. Put all sines before all cosines, as in the authors' code (the `concatenated_sinusoidal`
 #    position scheme). Which figures in this notebook change?
-# 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training keep the
+# 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training preserve the
 #    diagonals?
 # 4. Train with `max_numbers_per_line=3`. Which rows of the table change now?

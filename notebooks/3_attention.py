@@ -52,14 +52,14 @@ os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 # ## Train a model
 #
 # First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
-# All numbers have six digits. The last two digits form a number of at least 21 that is not a
-# multiple of ten, and so do the two digits before "thousand". All lines therefore have the same
+# All numbers have six digits. Both the last two digits and the two digits before "thousand" form
+# numbers that are at least 21 and not multiples of ten. All lines therefore have the same
 # structure, which makes the figures easy to compare.
 
 
 # %%
 def draw_number(rng):
-    """Return a number such as 231,465: "two hundred and thirty-one thousand, four hundred ..."."""
+    """Return a number such as 231,465 (two hundred and thirty-one thousand, four hundred ...)."""
     high, low = (
         100 * rng.randint(1, 9) + 10 * rng.randint(2, 9) + rng.randint(1, 9) for _ in range(2)
     )
@@ -165,7 +165,7 @@ from transformer_jax.visualization.attention_views import Selection
 
 
 def picture(**selection):
-    """Draw a selection of the attention weights, with the arguments of `attention.show`."""
+    """Draw a selection of the attention weights; the arguments are those of `attention.show`."""
     return draw_attention(attention.maps, Selection(**selection))
 
 
@@ -189,8 +189,8 @@ picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
 # Is this a general rule, or does it just happen to be true for this sentence? We measure the same
-# weight in 20 test sentences: the weight from each predicted ones digit, which is the token before
-# "und...", to the word after the hyphen in the source.
+# weight in 20 test sentences. When the decoder predicts a digit in the ones place, which is the
+# token before "und...", we record the weight on the source word after the hyphen.
 
 # %%
 found = []
@@ -270,18 +270,18 @@ plt.show()
 #
 # The paper has no figure of cross-attention, but it is the easiest kind to interpret: each row
 # shows which source tokens the decoder attends to while it predicts a target token. The alignment
-# view is the mean over the heads of one layer.
+# view shows the mean weights over the heads of one layer.
 
 # %%
 picture(kind="cross", layer=-1, view="alignment")
 
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
-# form a line from the top left to the bottom right. They nearly do, except where the order is
-# reversed: the row for "ein" is dark at "one", and the row for "unddreißig" is dark at "thirty",
-# which comes earlier. The second pair, "fünf" and "undsechzig", repeats the pattern. The other rows
-# do not have to be sharp, because the encoder has already mixed neighboring words: information
-# about "thousand" is available at other positions, too.
+# form a line from the top left to the bottom right. They mostly follow this line. The exceptions
+# are the places where the order is reversed: the row for "ein" is dark at "one", and the row for
+# "unddreißig" is dark at "thirty", which comes earlier. The second pair, "fünf" and "undsechzig",
+# repeats the pattern. The other rows do not have to be sharp, because the encoder has already mixed
+# neighboring words: information about "thousand" is available at other positions, too.
 #
 # The grid shows all heads of both layers.
 
@@ -309,8 +309,8 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
 
 # %% [markdown]
 # In the stored output, the translation is still correct without that single head. Without any of
-# the layer's heads, the translation is still a well-formed German number, but it is the wrong
-# number: the decoder alone has learned how numbers are formed, but this layer supplies the digits.
+# the layer's heads, the translation is still a well-formed German number, but the wrong one: the
+# decoder alone has learned how numbers are formed, and this layer supplies the digits.
 #
 # A single sentence does not prove much. `head_importance` masks each head in turn and computes the
 # loss on sentences from the development set. Then it removes one head after another, starting with
@@ -322,11 +322,11 @@ print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
 importance.plot()
 
 # %% [markdown]
-# *Top:* the increase in loss without each head. Removing a red head makes the model worse, whereas
-# other heads can compensate for a white head. *Bottom:* the loss as more and more heads are
-# removed. In the stored output, the cross-attention heads in the second layer and some of the
-# decoder's self-attention heads matter most, but the encoder's heads hardly matter: this text can
-# be translated with almost no context for each source token.
+# *Top:* the increase in loss when a single head is removed. Removing a red head makes the model
+# worse, whereas other heads can compensate for the removal of a white head. *Bottom:* the loss as
+# more and more heads are removed. In the stored output, the cross-attention heads in the second
+# layer and some of the decoder's self-attention heads matter most, but the encoder's heads hardly
+# matter: this text can be translated with almost no context for each source token.
 #
 # Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows

@@ -88,7 +88,7 @@ plt.show()
 # %% [markdown]
 # Look at the dots before you look at the black lines, which are the means. The two runs of a row
 # are the *same* experiment with different random seeds. In some rows, the two dots are far apart:
-# they differ more from each other than many rows do.
+# the gap between them is larger than the gaps between the means of many rows.
 #
 # ## How large must a difference be?
 #
@@ -199,10 +199,11 @@ plt.show()
 
 # %% [markdown]
 # An interval that contains 0 is inconclusive. Within the training length, the sign depends on the
-# text: sinusoids are better on both number texts, and the learned table is better on the Multi30k
-# captions. Neither scheme is always better, which is consistent with the paper's "nearly
-# identical". Just beyond the training length, the learned table does not beat sinusoids on any of
-# the three texts. Notebook 2 shows the reason: the table's rows for those positions are untrained.
+# text: sinusoids are better on both texts of numbers, and the learned table is better on the
+# Multi30k captions. Neither scheme is always better, which is consistent with the paper's "nearly
+# identical results". Just beyond the training length, the learned table does not beat sinusoids on
+# any of the three texts. Notebook 2 shows the reason: the table's rows for those positions are
+# untrained.
 #
 # ## Compare your own runs
 #

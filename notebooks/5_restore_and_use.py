@@ -63,7 +63,7 @@ print(len(jax.devices()), "devices")
 
 # %%
 def draw_number(rng):
-    """Return a number such as 231,465 whose name contains every kind of word."""
+    """Return a six-digit number that, in words, has the same structure as 231,465."""
     high, low = (
         100 * rng.randint(1, 9) + 10 * rng.randint(2, 9) + rng.randint(1, 9) for _ in range(2)
     )
@@ -359,15 +359,15 @@ plt.show()
 # *Before the layer*, only the position of the last digit itself (the token before the end token)
 # contains this information. At all other positions, the probe's accuracy is at chance level. *After
 # the layer*, other positions also contain the digit, because attention has copied it there. In the
-# stored output, the probe predicts the last digit perfectly from both hyphens. A hyphen is the same
-# token in every line, so its vector has room for other information, such as the digit that German
-# puts before the tens. The decoder reads the digit from these hyphens: in the alignment above, the
-# row for the last digit is dark at both hyphens, not only at the digit itself. (The labels below
-# the axis are the tokens of the first sentence. The other sentences have different digits at the
-# same positions.)
+# stored output, the probe predicts the last digit perfectly from either hyphen. A hyphen is the
+# same token in every line, so its vector has room for other information, such as the digit that
+# German puts before the tens. The decoder reads the digit from these hyphens: in the alignment
+# above, the row for the last digit is dark at both hyphens, not only at the digit itself. (The
+# labels below the axis are the tokens of the first sentence. The other sentences have different
+# digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
-# uses the information, change it and measure the effect, as above.
+# uses the information, change the information and measure the effect, as above.
 #
 # ## Exercises
 #

@@ -1,6 +1,6 @@
-"""Compile training steps of one-layer models for absent devices, and print statistics as JSON.
+"""Compile training steps for devices that are not present, and print statistics as JSON.
 
-`test_accelerator_programs` runs this program:
+The models have one layer. `test_accelerator_programs` runs this program:
 
     python -m tests.compiled_programs TARGET PARALLELISM:ROWS ...
 """

@@ -1,4 +1,4 @@
-"""Write the files of finished runs without training, for tests of reports."""
+"""Write the files of finished runs, without training them, to test reports."""
 
 import dataclasses
 import json

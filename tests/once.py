@@ -1,4 +1,4 @@
-"""Create a folder once in a test session, for all pytest-xdist workers."""
+"""Create a folder once per test session, and share it among all pytest-xdist workers."""
 
 import fcntl
 import os

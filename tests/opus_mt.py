@@ -35,14 +35,15 @@ def train_model(lines: list[str], vocab_size: int) -> bytes:
 
 def write_tokenizers(folder: Path) -> int:
     """Write the tokenizer's files, and return the size of the vocabulary."""
-    pieces: set[str] = set()
+    sides: list[set[str]] = []
     for side, lines in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
         model = train_model(list(lines), 60)
         (folder / f"{side}.spm").write_bytes(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        # Omit one piece of each language, so that it is encoded as the unknown token.
-        known = [processor.id_to_piece(i) for i in range(3, len(processor) - 1)]
-        pieces |= set(known)
+        sides.append({processor.id_to_piece(i) for i in range(3, len(processor))})
+    source, target = sides
+    # Omit one piece of each language, which is then encoded as the unknown token.
+    pieces = (source | target) - {max(source - target), max(target - source)}
     tokens = ["</s>", "<unk>", *sorted(pieces), ">>deu<<", "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}), "utf-8")
     settings = {"tokenizer_class": "MarianTokenizer", "model_max_length": 512}

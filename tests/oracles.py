@@ -165,7 +165,7 @@ def feed_forward(params: Params, x: ArrayLike) -> Floats:
 
 
 def encoder_layer(params: Params, x: ArrayLike, mask: ArrayLike) -> Floats:
-    """Return the encoder layer's output: two sub-layers, each LayerNorm(x + Sublayer(x))."""
+    """Apply the encoder layer: LayerNorm(x + Sublayer(x)) for each of two sub-layers."""
     x = floats(x)
     attended = multi_head_attention(params["self_attention"], x, x, mask)
     x = layer_norm(params["after_self_attention"]["norm"], x + attended)
@@ -176,7 +176,7 @@ def encoder_layer(params: Params, x: ArrayLike, mask: ArrayLike) -> Floats:
 def decoder_layer(
     params: Params, x: ArrayLike, memory: ArrayLike, mask: ArrayLike, memory_mask: ArrayLike
 ) -> Floats:
-    """Return the decoder layer's output: three sub-layers, each LayerNorm(x + Sublayer(x))."""
+    """Apply the decoder layer: LayerNorm(x + Sublayer(x)) for each of three sub-layers."""
     x = floats(x)
     attended = multi_head_attention(params["self_attention"], x, x, mask)
     x = layer_norm(params["after_self_attention"]["norm"], x + attended)

@@ -25,7 +25,7 @@ TIME = re.compile(r"(\d+) (s|min)\b")
 class Command:
     """A shell command or a block of Python on a page, with its label.
 
-    A label states a time (`5 s`, `3 min`) or what the command needs (`needs a GPU`).
+    A label states how long the command takes (`5 s`, `3 min`) or what it needs (`needs a GPU`).
     """
 
     text: str
@@ -41,7 +41,7 @@ class Command:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether the command takes seconds and does not depend on earlier commands on the page."""
+        """Whether the command takes only seconds and does not need earlier commands on the page."""
         time = TIME.match(self.label)
         is_short = time is not None and time.group(2) == "s"
         needs_output = re.search(r"\b(runs|sweeps|reports|activate|digits|my_\w+)\b", self.text)

@@ -1,4 +1,7 @@
-"""Define the function that checks array shapes in signatures. It runs only in tests."""
+"""Define the function that checks arrays against the shapes in signatures.
+
+It runs only in tests.
+"""
 
 from beartype import BeartypeConf, beartype
 

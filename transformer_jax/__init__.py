@@ -71,7 +71,8 @@ __all__ = [
     "plot_schedule",
 ]
 
-# The module that defines each name that requires JAX. A module is imported on first use.
+# The names that require JAX, each with the module that defines it. A module is imported on first
+# use.
 _MODULES = {
     "Attention": "inference.attention",
     "Run": "inference.trained_run",

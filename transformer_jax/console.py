@@ -35,7 +35,7 @@ def shell_command(*words: object) -> str:
 
 
 class PlainConsole(Console):
-    """A console that prints text unchanged, except for escaping control characters."""
+    """A console that escapes control characters and otherwise prints text unchanged."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
@@ -64,7 +64,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
-            # This error reached the top level, so no caller converted it to a more specific one.
+            # No caller converted this error to a more specific one.
             return line, StorageError.exit_code
         case KeyboardInterrupt():
             return "", 128 + signal.SIGINT

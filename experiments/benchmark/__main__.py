@@ -85,15 +85,15 @@ class Train(MeasureCommand):
 class Decode(MeasureCommand):
     """Compare greedy and beam search on 64 sentences of 20 tokens, with translations of 40 tokens.
 
-    With --serve, translate up to 64 lines of the development set with a run's model,
-    and with its CTranslate2 exports in float32 and int8.
+    With --serve, use a run's model and its CTranslate2 exports (float32 and int8) to
+    translate up to 64 lines of the development set.
     """
 
     sizes: SizesName = "base"
     changes: Changes = ()
     only: str | None = None
-    """Comma-separated list of workers: ours, ctranslate2, hf; with --serve:
-    ours, ctranslate2, ctranslate2-int8."""
+    """Comma-separated list of workers: ours, ctranslate2, hf. With --serve, the choices
+    are ours, ctranslate2, and ctranslate2-int8."""
     serve: Path | None = None
     """A run's folder. The run determines the model's sizes."""
     beam: tuple[int, ...] = (1, 4)
@@ -147,7 +147,8 @@ class Scaling(MeasureCommand):
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Tokens per source and per target. The first length is the reference."""
+    """Lengths to compare, as the number of tokens in each source and each target. The
+    first length is the reference."""
     tokens: int = 2048
     """Target tokens per step."""
     rounds: int = 5

@@ -62,7 +62,7 @@ class Settings:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Yield settings that use an empty compilation cache, and yield the cache's folder."""
+    """Yield settings with an empty compilation cache, and the temporary folder that contains it."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
             # Use the same settings as `transformer_jax.cache`, but with an empty folder.

@@ -1,4 +1,4 @@
-"""Measurements of workers that ran the same workload, and their speed ratios."""
+"""Measurements and speed ratios of workers that ran the same workload."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from experiments.benchmark.worker import Sample
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of one worker."""
+    """The results of one worker."""
 
     first_seconds: float
     """The duration of the first call, including compilation."""
@@ -49,7 +49,7 @@ class Benchmark:
     reference: str | None = None
     """The worker that the others are compared with; None if only one worker ran."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Workers that did not run, each with the reason."""
+    """Workers without results, each with the reason."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
@@ -115,7 +115,7 @@ def summarize(
     """Summarize the results of all rounds.
 
     Args:
-        rounds: the samples of each worker.
+        rounds: the results of all rounds, from `run_rounds`.
         name: the name of the benchmark.
         unit: the unit of work, which is target tokens or sentences.
         work: the sizes and settings of the benchmark.

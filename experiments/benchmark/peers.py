@@ -230,7 +230,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
                     max_new_tokens=length,
                     early_stopping=False,
                 )
-            # Copy all tokens to the host, which also waits for the GPU.
+            # Copy all tokens to the host. The copy also waits for the GPU.
             rows = generated.cpu().numpy()
             done += len(rows)
             # Exclude the start token.

@@ -1,4 +1,4 @@
-"""Benchmark results as JSON with every sample, and as a table of ratios."""
+"""The results of benchmarks: JSON with every sample, and a table of ratios."""
 
 import dataclasses
 import datetime
@@ -17,7 +17,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions, source_commit
 from transformer_jax.sweeps import tables
 
-# The names of libraries in reports, keyed by Python package.
+# Library names for reports, keyed by Python package.
 LIBRARIES = {
     "jax": "JAX",
     "torch": "PyTorch",

@@ -33,7 +33,7 @@ FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
 class WorkerFailedError(Exception):
     """A worker cannot run or has failed. The message gives the reason.
 
-    The message contains file names without folders, because results are published.
+    The message omits the folders of absolute paths, so that published results do not reveal them.
     """
 
     def __init__(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class Rounds(NamedTuple):
     """The results of all rounds."""
 
     workers: dict[str, ReadyWorker]
-    """Workers that have a sample from every round, in order."""
+    """Workers that have a sample from every round, in the order in which they started."""
     skipped: dict[str, str]
     """Workers without samples, each with the reason."""
 
@@ -255,7 +255,7 @@ class Quartiles(NamedTuple):
 
     @property
     def contains_one(self) -> bool:
-        """Whether the interval between the quartiles contains 1."""
+        """Whether 1 is between the first and third quartiles."""
         return self.low <= 1 <= self.high
 
 

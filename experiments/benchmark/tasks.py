@@ -153,8 +153,9 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's text the way a run does between two reports.
 
     Args:
-        task: a mapping with the keys config (JSON data), is_preloaded (whether to train on
-            preloaded full batches of the same shapes in the same order), and steps.
+        task: a mapping with the keys config (JSON data), steps, and is_preloaded. If is_preloaded
+            is true, train on preloaded full batches with the same shapes, in the same order, as the
+            text's batches.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])

@@ -1,4 +1,4 @@
-"""Model sizes, and batches that all workers share."""
+"""Model sizes and batches, shared by all workers."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model and of one batch without padding."""
+    """The sizes of a model and of an unpadded batch."""
 
     d_model: int = 512
     layers: int = 6
@@ -63,7 +63,7 @@ SIZES = {
 
 
 def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
-    """Return the sizes with this name, changed by `Sizes.with_changes`.
+    """Return the sizes with this name, after applying `Sizes.with_changes`.
 
     Raises:
         UsageError: the name is unknown.
@@ -123,9 +123,10 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
 
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first `count` batches of an epoch, skipping batches with less common shapes.
+    """Return the first `count` batches of an epoch that have one of the most common shapes.
 
-    `shapes` is the number of shapes to keep: those whose batches have the most positions in total.
+    `shapes` is the number of shapes to keep. The kept shapes are those whose batches have the most
+    positions in total.
     """
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
@@ -135,7 +136,7 @@ def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
 
 
 def text_sources(config: Config, count: int) -> list[list[int]]:
-    """Return the tokens of the first sources of a text, each with its end token."""
+    """Return the tokens of the first `count` source sentences, each with its end token."""
     from transformer_jax.data.prepare import prepare
 
     source, _ = prepare(config.data).tokens("train")

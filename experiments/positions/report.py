@@ -105,11 +105,11 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
     """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
-    A mean outside this range differs significantly from the first scheme's mean by Dunnett's
-    method, so the probability of any false claim in a bucket is 5%. If runs are missing, the widths
-    of the schemes' intervals differ, and the widest interval determines the range. The range is
-    None if there are fewer than two seeds, if scores do not vary, or if the first scheme's scores
-    vary much more over seeds than the other schemes' scores.
+    By Dunnett's method, a mean outside this range differs significantly from the first scheme's
+    mean. In each bucket, the probability of one or more false claims is 5%. If runs are missing,
+    the widths of the schemes' intervals differ, and the widest interval determines the range. The
+    range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme
+    varies much more between seeds than the other schemes do.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):

@@ -5,7 +5,7 @@
 
 This sweep is like number_words, except that each number has one to six digits. Training therefore
 includes some lines of up to eight numbers that fit in L = 30 tokens. Longer lines have more tokens,
-but they also have at most eight numbers.
+but still at most eight numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

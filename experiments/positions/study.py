@@ -24,7 +24,7 @@ from transformer_jax.sweeps.status import read_status
 
 # The minimum number of sentences in a bucket.
 MIN_SENTENCES = 20
-# The upper ends of the buckets, in multiples of L.
+# The upper bounds of the buckets, in multiples of L.
 ENDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 Score = Literal["perplexity", "exact", "bleu"]
 
@@ -55,7 +55,7 @@ class Study:
     schemes: Sequence[str]
     """The sweep's rows. All other rows are compared with the first one."""
     seeds: Mapping[str, Sequence[int]]
-    """The seeds of the finished runs by scheme, in the same order as the scores."""
+    """For each scheme, the seeds of its finished runs, in the same order as the scores."""
     max_training_length: int
     """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]

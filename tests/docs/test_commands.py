@@ -20,8 +20,8 @@ LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|m
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3, so CHEAP excludes them, and they run only
-# in the tests of their pages. `test_cli` and `test_sweeps` run them for a few rows.
+# These commands build a model for every row of Table 3. CHEAP excludes them, so only the slow tests
+# of whole pages run them. `test_cli` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
     {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}
@@ -123,8 +123,8 @@ PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
 # The demo is trained only once, and each of these pages uses a copy.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
-# Some commands on these pages use the outputs of commands on other pages, so the pages share a
-# clone.
+# Some commands on these pages use the outputs of commands on other pages, so one test runs the
+# commands of all these pages in one clone.
 TOGETHER = tuple(
     page for page in USE_DEMO if re.search("sweeps/heads|runs/other", page.read_text("utf-8"))
 )

@@ -79,7 +79,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The path to an undisturbed run. Later runs in this process share its compiled steps."""
+    """The path to an uninterrupted run. Later runs in this process reuse its compiled steps."""
     with share_compiled_steps():
         yield train(CONFIG, tmp_path_factory.mktemp("faults") / "undisturbed")
 
@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
     (folder / "config.py").write_text("from test_faults import CONFIG\n")
-    # Let the other runs use the programs that the undisturbed run compiled.
+    # Let the other runs use the programs that the uninterrupted run compiled.
     (folder / "programs").mkdir()
     for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
         (folder / "programs" / program.name).symlink_to(program)

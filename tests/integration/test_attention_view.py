@@ -215,7 +215,7 @@ def test_hostile_tokens_are_text_and_fit_the_page(view: View, width: int) -> Non
     assert view.page.locator("#source").text_content() == printable(HOSTILE[0])
     assert view.evaluate("document.title") == "Attention weights"
     view.token("queries", 8).click()
-    # No token is hidden or overlaps the lines, all rows have the same height, and nothing
+    # No token is hidden, no token overlaps the lines, all rows have the same height, and nothing
     # overflows.
     boxes = view.page.eval_on_selector_all(
         ".token bdi", "all => all.map(x => x.getBoundingClientRect()).map(b => [b.left, b.right])"

@@ -53,7 +53,7 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Run the command for the largest batch in bfloat16, and return its results."""
+    """Run the command in bfloat16 for the largest batch, and return its results."""
     options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
     command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
     done = run_python(folder, *command)
@@ -107,7 +107,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 
 def parameter_bytes(answers: dict[str, dict[str, Any]]) -> float:
-    """Return the size of all parameters. A state contains them and two moments in float32."""
+    """Return the size of all parameters. A state contains them and two float32 moments."""
     return answers["data"]["programs"][0]["state_bytes"] / 3
 
 
@@ -125,7 +125,7 @@ def test_fsdp_only_gathers_parameters_and_adds_gradients(
 ) -> None:
     found = collectives(answers["fsdp"])
     gathered = sum(c["bytes"] for (kind, _), c in found.items() if kind == "all-gather")
-    # Devices round each matrix before they send it once.
+    # Each device rounds a matrix to bfloat16 and then sends it only once.
     assert 0.9 * parameter_bytes(answers) / 2 < gathered < 1.1 * parameter_bytes(answers) / 2
     kinds = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
     assert {kind for kind, _ in found} <= kinds

@@ -59,7 +59,7 @@ OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"layer_norm": "pre"},
     {"layer_norm_epsilon": 1e-5},
 ]
-# Fields that affect what the model computes only if another field also changes.
+# Fields that cannot affect what the model computes unless another field also changes.
 WITH_OTHERS = {
     *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
     *("max_relative_position", "position_buckets"),

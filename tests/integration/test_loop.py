@@ -1,4 +1,4 @@
-"""Test that resumed runs match uninterrupted runs bit for bit, and test what ends a run."""
+"""Test that resumed runs match uninterrupted runs bit for bit, and that runs end as they should."""
 
 import dataclasses
 import functools
@@ -196,7 +196,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     path = train(SMALL.change(train={"bleu_every": 100}), tmp_path / "run")
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Until the first skipped step, the runs differ only in rounding, because their programs differ.
+    # Before the first skipped step, the runs differ only in rounding: they use different programs.
     assert reports[0].keys() == usual[0].keys()
     assert reports[0]["perplexity"] == pytest.approx(usual[0]["perplexity"], rel=1e-3)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
@@ -316,7 +316,7 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
     assert list(reports) == [*range(epoch, last, epoch), last]
     translated = [step for step, values in reports.items() if "bleu" in values]
     assert translated == [2 * epoch, 4 * epoch, last]
-    # Three scheduled checkpoints are kept. The last step is not scheduled.
+    # Three scheduled checkpoints are kept. No checkpoint is scheduled at the last step.
     assert num_scheduled == len(scores_of(folder.path)) == 3
     assert max(scores_of(folder.path)) == 4 * epoch
 
@@ -325,8 +325,8 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Step 2 has the best perplexity. The next three perplexities are all worse, even though they
-    # improve from one to the next.
+    # Step 2 has the best perplexity. The perplexities at steps 3 to 5 are all worse, although they
+    # improve from 7.0 to 5.5.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

@@ -96,7 +96,7 @@ def train_in_forks(
 
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    """The path to a run that two processes trained without faults."""
+    """The path to an uninterrupted run that two processes trained."""
     return train_in_forks(forks, tmp_path_factory.mktemp("processes"), *options_of_two())
 
 

@@ -114,7 +114,7 @@ def test_the_command_writes_the_tables_and_the_figure(
     fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
     curves = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert curves[1:4] == [f'"Transformer",0,{n},{100 / n:.6g},{n}' for n in (10, 20, 30)]
-    # After 20 steps of half a second, BLEU is 20 and 40 for the two seeds, so its mean is 30.
+    # After 20 half-second steps, BLEU is 20 for one seed and 40 for the other, so the mean is 30.
     assert fast[-3:] == ["500", "20", "0.2 |"]
     assert slow[-3:] == ["2000", "-", "- |"]
 

@@ -70,7 +70,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     system: System
     if program == "ctranslate2":
         export_ctranslate2(run, tmp_path / "ctranslate2")
-        # Exclude padding from the probabilities of both programs.
+        # If the export excludes padding from predictions, our model must exclude it, too.
         run, system = without_padding(run), CTranslate2System(tmp_path / "ctranslate2")
     else:
         system = MarianSystem(model.folder)

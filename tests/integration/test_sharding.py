@@ -51,7 +51,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Differences between sharded and one-device training in float64, by dropout rate and sharding.
+    """Differences from training on one device in float64, by dropout rate and sharding.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
@@ -70,7 +70,7 @@ def test_every_sharding_trains_every_architecture_as_one_device_does(architectur
 
 
 def check_distances(distances: dict[str, Any]) -> None:
-    """Check the differences between sharded and one-device training for every dropout rate."""
+    """For every dropout rate, check that sharded training matches training on one device."""
     cases = [case for of_rate in distances.values() for case in of_rate.items()]
     assert {name.split()[0] for name, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance in cases:

@@ -218,7 +218,7 @@ def test_a_mistake_is_reported_in_one_line_and_submits_nothing(
         case ["submitit"]:
             monkeypatch.setitem(sys.modules, "submitit", None)
     assert submit_sweep(*(option for option in options if len(options) > 1)) == code
-    # Ignore warnings and progress messages from data preparation, which may precede Slurm's answer.
+    # Ignore warnings and progress messages from data preparation, which may precede the error.
     errors = capfd.readouterr().err.splitlines()
     lines = [x for x in errors if not x.endswith(" ...") and not x.startswith("warning: ")]
     assert len(lines) == 1
@@ -328,7 +328,8 @@ def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:
     assert read_status(run).status == "done"
 
 
-# If this `sitecustomize.py` is on the Python path, the trainers of one run fail.
+# If this `sitecustomize.py` is on the Python path, every trainer of the run base/seed-1 fails until
+# a file named `mended` exists.
 FAULTS = """
     import os, sys
     if sys.argv[1:2] in (["train"], ["resume"]):

@@ -189,7 +189,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """A vocabulary that has not been verified before."""
+    """A vocabulary that has not been verified yet."""
     monkeypatch.setattr(tokenizer, "TRIED", set())
     return Tokenizer.train(["one two three"], 20).model
 

@@ -26,7 +26,7 @@ PADDING = jnp.arange(LENGTH)[None, None, None] < jnp.asarray([7, 4])[:, None, No
 
 
 def is_near(window: int) -> Array:
-    """Return whether each query is at most `window` positions from each key, [1, 1, T, T]."""
+    """Return the mask of query-key pairs at most `window` positions apart, [1, 1, T, T]."""
     positions = jnp.arange(LENGTH)
     return (jnp.abs(positions[:, None] - positions[None]) <= window)[None, None]
 

@@ -21,7 +21,7 @@ TEST = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
 LONG = f"(S {' '.join([TEST[3:-1]] * 11)})"
 NOTHING = Tree((), (), ())
 # Each tree to score is followed by evalb's counts of matched, expected, and proposed brackets, or
-# by the reason why the sentence is not scored. Sentences 21 to 24 have different references.
+# by the reason for not scoring it. Sentences 21 to 24 have different references.
 SAMPLE: list[tuple[str, tuple[int, int, int] | str]] = [
     (TEST, (4, 4, 4)),
     ("(S (A (P this)) (B (Q is) (C (R a) (T test))))", (3, 4, 4)),

@@ -1,4 +1,4 @@
-"""Test that scores by source length match separate scores for each group of sentences."""
+"""Test that each source-length bucket has the scores that its sentences would have alone."""
 
 import sacrebleu
 from small import read_pairs

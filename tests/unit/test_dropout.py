@@ -49,7 +49,10 @@ def key_of(first: int, second: int) -> Array:
 
 
 def deviations(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the correlation of x and y, divided by its standard error for independent x and y."""
+    """Return the correlation of x and y, in units of its standard error.
+
+    The standard error assumes that x and y are independent.
+    """
     x, y = np.ravel(floats(x)), np.ravel(floats(y))
     return float(np.corrcoef(x, y)[0, 1]) * len(x) ** 0.5
 

@@ -35,7 +35,7 @@ COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "
 def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
     """Yield each collective of a program, with the shape and type of each array that it sends.
 
-    Yield a collective in a loop body once for each iteration of the loop.
+    If a collective is in the body of a loop, yield it once per iteration.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name

@@ -1,4 +1,4 @@
-"""Test that a grid gives the same scores as separate evaluations and repeats no evaluation."""
+"""Test that a grid gives the same scores as separate evaluations and does not repeat them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Test metrics, summaries, and comparisons, which do not need a run's parameters."""
+"""Test the metrics, summaries, and comparisons of runs, none of which need parameters."""
 
 import json
 import math
@@ -231,8 +231,7 @@ def test_the_command_checks_the_file_before_it_draws_and_replaces_no_file(
         ("x.svg/x.svg", 74, "x.svg/x.svg cannot be written: x.svg is not a folder"),
         (long, 74, f"{long} cannot be written: File name too long"),
     ):
-        # An unknown metric is also an error, but the command detects it only when it draws the
-        # plot.
+        # The command also rejects the unknown metric, but only when it draws the plot.
         assert main(["plot", str(run.path), "--metrics", "no", "--out", out]) == code
         error = capsys.readouterr().err
         assert message in error

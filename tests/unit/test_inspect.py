@@ -93,7 +93,8 @@ def test_capturing_weights_changes_no_bit_of_the_logits(changes: dict[str, Any])
     captured, variables = model.apply({"params": params}, SOURCE, TARGET, mutable=["intermediates"])
     np.testing.assert_array_equal(captured, logits)
     sown = jax.tree.leaves(variables["intermediates"])
-    # There is one array for each kind of attention: encoder, decoder, and cross-attention.
+    # There is one array for each kind of attention: encoder self-attention, decoder self-attention,
+    # and cross-attention.
     assert len(sown) == 3
     for weights in sown:
         np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Test that config files load from any folder, without side effects, and with clear errors."""
+"""Test that config files load from any folder without side effects, and that errors are clear."""
 
 import json
 import shutil

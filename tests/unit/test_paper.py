@@ -191,16 +191,17 @@ def test_every_row_has_as_many_parameters_as_its_equations() -> None:
 
 def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
     variants: list[tuple[Changes, float]] = [
-        # The extra parameters are 12 self-attention sub-layers x 33 relative positions x width 128.
+        # The number of extra parameters is 12 self-attention sub-layers x 33 relative positions x
+        # width 128.
         ({"positions": "relative"}, 0.05),
         ({"positions": "relative", "max_relative_position": 4}, 0.01),
-        # The extra parameters are 12 self-attention sub-layers x 32 buckets x 8 heads.
+        # The number of extra parameters is 12 self-attention sub-layers x 32 buckets x 8 heads.
         ({"positions": "t5"}, 0.003),
         ({"positions": "rotary"}, 0),
         ({"positions": "alibi"}, 0),
         ({"positions": "concatenated_sinusoidal"}, 0),
-        # The extra parameters are 18 attention sub-layers x 8 heads x 64 x 64 (general) or x 64
-        # (additive).
+        # The number of extra parameters is 18 attention sub-layers x 8 heads x 64 x 64 for general
+        # scores, and 18 x 8 x 64 for additive scores.
         ({"attention_score": "general"}, 0.59),
         ({"attention_score": "additive"}, 0.01),
         ({"layer_norm": "pre"}, 0),

@@ -74,7 +74,7 @@ def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:
     first = {"base": ROWS["base"]}
     assert choose_folder(path, first) == path
     plan_sweep(path, first, 1).store()
-    # Rows can be added to a sweep if the configs of its existing rows match.
+    # Rows can be added to a sweep if its existing rows keep their configs.
     assert choose_folder(path, ROWS) == path
     assert choose_folder(path, small) == tmp_path / "s-2"
     plan_sweep(tmp_path / "s-2", small, 1).store()

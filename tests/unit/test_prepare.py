@@ -476,7 +476,7 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint, verify_text=True)
-    # `find_prepared` must not find an unfinished preparation.
+    # `find_prepared` must ignore unfinished data, whose folder ends in `.partial`.
     shutil.move(first.folder, first.folder.with_suffix(".partial"))
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint)

@@ -62,7 +62,7 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
     folder: Path, sweep: Sweep
 ) -> None:
     links = Page((folder / "index.html").read_text()).links
-    # The two tables of rows and the table of runs contain links.
+    # Two tables contain a link for each row, and one table contains a link for each run.
     assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
     assert "../better/seed-2" in links

@@ -120,7 +120,7 @@ def null_statistics(
 
 
 def draw_tables(seeds_per_row: Sequence[int], count: int) -> Float[np.ndarray, "N R S"]:
-    """Draw tables that have a seed effect but no differences between rows."""
+    """Draw random tables that have a seed effect but no differences between rows."""
     rng = np.random.default_rng(0)
     shape = (len(seeds_per_row), max(seeds_per_row))
     tables = rng.normal(size=(count, *shape)) + rng.normal(size=(count, 1, shape[1]))
@@ -164,8 +164,8 @@ UNLUCKY = to_scores([[33.3, 33.5], [24.9, 25.1], [33.2, 33.1], [33.0, 33.3], [35
 def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
     lucky = {row: by_seed for row, by_seed in UNLUCKY.items() if row != "4"}
     before, after = analyze(lucky), analyze(UNLUCKY)
-    # The pooled deviation is the same, but the comparisons of the three other rows share only 3/4
-    # of the total error rate.
+    # The pooled standard deviation is the same, but the comparisons of rows 1 to 3 get only 3/4 of
+    # the total error rate.
     for row in ("2", "3"):
         assert p_of(after, row) == pytest.approx(p_of(before, row) / (3 / 4))
     for row in ("1", "2", "3"):
@@ -277,7 +277,8 @@ def test_without_an_interval_the_verdict_is_inconclusive() -> None:
 def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_calls_identical() -> (
     None
 ):
-    # Perplexity and BLEU from Table 3: base, rows A4 and B2, and row E.
+    # In Table 3, rows A4 and B2 have the same perplexity and BLEU, which are worse than those of
+    # base. Row E is nearly identical to base.
     worse, identical = (math.log(5.01 / 4.92), 25.4 - 25.8), (0.0, 25.7 - 25.8)
     for margin, large, small in zip(
         (LOG_PERPLEXITY_MARGIN, BLEU_MARGIN), worse, identical, strict=True

@@ -1,4 +1,4 @@
-"""Test that a step applies the gradient of the mean loss per token with reproducible dropout."""
+"""Test that a step uses the gradient of the mean loss per token and has reproducible dropout."""
 
 import re
 from dataclasses import replace

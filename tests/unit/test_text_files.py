@@ -1,4 +1,4 @@
-"""Test that text files are read exactly, or that a one-line error names the file and line."""
+"""Test that text files are read exactly, and that a one-line error locates each fault."""
 
 import gzip
 import os
@@ -76,8 +76,8 @@ def test_lines_are_read_as_they_were_written_from_any_start(
     folder: Path, lines: list[str], end: bytes, has_mark: bool, is_gzip: bool, ends: bool
 ) -> None:
     # Account for lines that do not survive a round trip through a file. A carriage return at the
-    # end of a line looks like part of the line ending. A byte-order mark at the start of the first
-    # line looks like the file's byte-order mark. An empty last line looks like no line at all.
+    # end of a line would be read as part of the line ending. A byte-order mark at the start of the
+    # first line would be read as the file's own mark. An empty last line would not be read at all.
     lines = [line.removesuffix("\r") for line in lines]
     if lines[0].startswith("\ufeff"):
         has_mark = True
@@ -137,7 +137,7 @@ def test_a_fault_is_reported_with_its_file_and_line(kind: str, tmp_path: Path) -
     corpus = write_corpus(tmp_path, b"one\ntwo\n", data)
     line = data_error(lambda: corpus.count("train"))
     assert words in line
-    # Messages must not contain folder names, so that users can share them.
+    # Users might share error messages, so messages must not contain folder names.
     assert str(tmp_path) not in line
 
 

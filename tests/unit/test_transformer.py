@@ -1,4 +1,4 @@
-"""Test the complete model: its equations, and which inputs affect which outputs."""
+"""Test the equations of the complete model and the dependence of its outputs on its inputs."""
 
 from typing import Any
 
@@ -195,7 +195,8 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
     assert sorted(path[:-1] for path, _ in active) == sorted(points)
     assert len(active) == 2 + 2 * 2 + 3 * 2
     for _, mask in active:
-        # Each mask keeps about half of its 160 elements, and its last axis is d_model.
+        # The last axis of each mask has size d_model. A mask keeps about half of its elements, of
+        # which there are 192 in the encoder and 160 in the decoder.
         assert mask.shape[-1] == SMALL.d_model
         assert 0.3 < float(mask.mean()) < 0.7
     masks = {np.asarray(mask).tobytes() for _, mask in active}

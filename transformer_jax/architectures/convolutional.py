@@ -64,7 +64,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool = False
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output; `mask` is False at padding, which is replaced by zeros."""
+        """Return the layer's output. The convolution reads padding (`mask` is False) as zeros."""
         width = self.config.conv_kernel_width
         real = jnp.where(mask[:, 0, 0, :, None], x, 0)
         real = Dropout(self.config.dropout)(real, train=train)
@@ -115,7 +115,7 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S D"]
     """The outputs of the last layer."""
     values: Float[Array, "B S D"]
-    """The outputs of the last layer plus the embeddings, which identify the tokens."""
+    """The outputs of the last layer plus the embeddings. The embeddings identify the tokens."""
 
 
 class ConvolutionalModel(IncrementalModel):

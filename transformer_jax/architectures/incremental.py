@@ -1,4 +1,4 @@
-"""The interface between a model that decodes position by position and cached decoding.
+"""The interface between cached decoding and a model that decodes position by position.
 
 Shapes: B batch, S source positions, J hypotheses per sentence, D d_model, N vocab_size.
 """

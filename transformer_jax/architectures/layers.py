@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over the positions, padded with zeros: O(k n d^2)."""
+    """A zero-padded convolution over the positions: O(k n d^2)."""
 
     d_model: int
     kernel_width: int = 3

@@ -35,13 +35,13 @@ Alternatives = tuple[Any, ...]
 
 
 class Words(NamedTuple):
-    """The command-line words that follow a command's name."""
+    """The words that follow a command's name on the command line."""
 
     positional: list[str]
     own: list[str]
-    """The positional arguments, followed by the options not in `of_config`, with their values."""
+    """The positional arguments, then the options not in `of_config`, each with its values."""
     of_config: list[str]
-    """The options that change config fields, with their values."""
+    """The options that change config fields, each with its values."""
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
@@ -117,7 +117,7 @@ def _alternatives(kind: Any) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of command-line words that a value of these types takes."""
+    """Return the maximum number of words on the command line in a value of these types."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -125,7 +125,10 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest an option that adds a section or `-from` to `name`, or else the closest option."""
+    """Suggest the option closest to `name`.
+
+    Prefer an option that adds a section or `-from` to `name`.
+    """
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)
     return f"; did you mean {option}?" if option else ""

@@ -74,7 +74,7 @@ class FileCommand(ConfigCommand):
         """Return the experiment in FILE or FILE:ROW."""
         row = loading.load_row(self.file)
         path, name = loading.split_spec(self.file)
-        # `with_sections` needs the sweep's first row to determine what this row changes.
+        # To determine what `row` changes, `with_sections` needs the sweep's first row.
         first = row if name is None else next(iter(loading.load_rows(path).values()))
         return {"": self.with_sections({"first": first, "": row})[""]}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Compile(FileCommand):
     """Compile the training step for TPUs or GPUs that this machine does not have.
 
-    The command prints the memory that each device needs and the collectives in a step. It does not
+    The command prints the collectives in a step and the memory that each device needs. It does not
     predict how long a step takes. The exit code is 71 if the step does not fit.
     """
 
@@ -49,8 +49,8 @@ class Compile(FileCommand):
         """Compile the training step, and print the results.
 
         Raises:
-            UsageError: a target does not exist or cannot run the config's attention, or its
-                compiler or cuDNN is not installed.
+            UsageError: a target does not exist, cannot run the config's attention, or needs
+                software that is not installed (a compiler or cuDNN).
             OutOfMemoryError: the training step does not fit in the memory of a target device.
         """
         targets = [parse_target(target) for target in self.target]
@@ -104,7 +104,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print a target's programs and, if they fit, the result."""
+    """Print a target's programs. If they fit in its memory, also print their peak memory use."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""

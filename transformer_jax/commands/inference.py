@@ -41,8 +41,8 @@ class CheckpointCommand(PathCommand):
     run_folder: RunArgument
     """A run's folder."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. With 1, use
-    only the latest checkpoint. Default: the run's
+    """Average the parameters of the last N scheduled checkpoints. If N is 1,
+    use only the latest checkpoint. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
     """The step of the checkpoint, or of the last averaged checkpoint. Default: the latest."""
@@ -92,8 +92,8 @@ class Translate(RunCommand):
     n_best: int | None = None
     """Print the N best translations of each line, one per output line, as
     tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
-    translations, the command prints fewer, but at least one. For a blank line,
-    it prints exactly one translation."""
+    than N translations, the command prints only those. It prints at least one
+    translation of each line, and exactly one of a blank line."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -143,7 +143,7 @@ class Package(CheckpointCommand):
     """The license that the model card states, such as cc-by-4.0."""
     languages: tuple[str, str] | None = None
     """The source and target languages that the model card states, such as
-    en de. Default: the languages in the config or in the file names."""
+    `en de`. Default: the languages in the config or in the file names."""
 
     def run(self) -> None:
         """Package the model and print the package's size."""

@@ -123,8 +123,8 @@ class Import(PathCommand):
     """Create a run from a model in safetensors or Hugging Face's Marian format.
 
     The command reads folders that the export command wrote, and other Marian
-    folders whose models this package can express. The run can be loaded,
-    evaluated, and used with `train --init-from`, but it cannot resume.
+    folders whose models this package can express. You can load the run,
+    evaluate it, and use it with `train --init-from`, but you cannot resume it.
     """
 
     source: Positional[Annotated[Path, arg(metavar="SOURCE", help_behavior_hint="(required)")]]

@@ -24,9 +24,9 @@ class Attention(RunCommand):
     target: Positional[Annotated[str | None, arg(metavar="[TARGET]")]] = None
     """A translation, in quotes. Default: the run's best translation."""
     out: Path | None = None
-    """The file to create. .html is an interactive page with all layers,
-    heads, and views; .svg and .png are figures. Default: attention.html,
-    or attention-2.html and so on if that exists."""
+    """The file to create: an interactive page with all layers, heads, and
+    views (.html), or a figure (.svg or .png). Default: attention.html or,
+    if that file exists, attention-2.html, and so on."""
     layer: int = -1
     """The layer to show, counted from 0 as in Python; -1 is the last."""
     kind: Kind = "cross"

@@ -79,7 +79,7 @@ class Sweep(ConfigCommand):
         return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep, and then print estimates, train it here, or submit it to Slurm."""
+        """Plan the sweep; then print estimates, train its runs here, or submit them to Slurm."""
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
@@ -124,7 +124,7 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # If a Slurm job no longer exists, mark its run as stopped, so that the run trains here.
+            # If a Slurm job no longer exists, mark its run as stopped so that it can train here.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
@@ -186,8 +186,8 @@ class Report(PathCommand):
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.
-    The report compares separate runs with the first run. Runs that differ only
-    in their seed form one row."""
+    Runs that differ only in their seed form one row, and the report compares
+    each row with the first row."""
     out: Path | None = None
     """The folder for the report, if the runs were trained separately."""
     argument_name = "a sweep, or runs"

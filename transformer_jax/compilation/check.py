@@ -24,8 +24,8 @@ class Check:
     shapes: str
     """A phrase that describes the source of the batch shapes."""
     programs: tuple[StepProgram, ...]
-    """One program for each batch shape. With `find_batch`, only the program for the largest batch
-    that fits, if any."""
+    """One program for each compiled batch shape. `find_batch` stores only the program for the
+    largest batch that fits, or no program if no batch fits."""
     cures: tuple[Cure, ...] = ()
     """Changes that make the step fit; empty if it already fits or if no change helps."""
     batch_tokens: int | None = None

@@ -15,8 +15,8 @@ from transformer_jax.config.architectures import uses
 from transformer_jax.data.batches import ROW_MULTIPLE, Bucket
 from transformer_jax.errors import Setting
 
-# `find_largest_batch` stops when the largest batch size that fits, divided by the smallest batch
-# size that does not fit, is at least this fraction.
+# The bisection in `find_largest_batch` stops when the largest batch size known to fit is at least
+# this fraction of the smallest batch size known not to fit.
 PRECISION = 0.95
 MAX_MICRO_BATCHES = 64
 MAX_BATCH_TOKENS = 1 << 26
@@ -36,7 +36,7 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Return each change that alone makes the step fit; if none does, try all changes combined.
+    """Return each change that makes the step fit on its own; if none does, combine all changes.
 
     `program` is the program that does not fit. This function compiles the step with each suggested
     fix before returning the fix.

@@ -43,8 +43,8 @@ class Collectives:
     dtype: str
     """XLA's name for the data type, such as "bf16"."""
     count: int
-    """The number of operations in a step. Operations in a loop with an unknown number of iterations
-    count once."""
+    """The number of operations in a step. If a loop's number of iterations is unknown, each
+    operation in the loop is counted once."""
     bytes: int
     """The total size of the operations' results."""
 
@@ -130,7 +130,7 @@ def _continues_collective(name: str, computation: list[Instruction]) -> bool:
     """Return whether a computation only continues a collective that another computation starts.
 
     On a TPU, every fusion that overlaps with a collective contains a copy of that collective, and
-    so does the fusion that waits for its end.
+    so does the fusion that waits for the collective to finish.
     """
     is_end = any("AsyncCollectiveDone" in instruction.rest for instruction in computation)
     return is_end or name.startswith(TPU_OVERLAPPING_FUSION)

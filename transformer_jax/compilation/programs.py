@@ -50,8 +50,8 @@ class StepProgram:
     model_flops: float
     """The FLOPs of a step's matrix products, counted as in a run's metrics but with full rows."""
     program_flops: float | None
-    """The compiler's FLOP count, which includes each loop body once. None if the compiler does not
-    report a count."""
+    """The number of FLOPs that the compiler reports, with each loop body counted once. None if the
+    compiler does not report a number."""
     collectives: tuple[Collectives, ...]
     seconds: float
     """The time that this machine took to trace and compile the step."""

@@ -123,8 +123,8 @@ class Target:
 def parse_target(text: str) -> Target:
     """Return the devices that `text` specifies, or one device if it specifies no shape.
 
-    Examples: `v5e:2x4` has 8 TPU chips, `v4:2x2x1` has 4 TPU chips, `h100:8` is one host with 8
-    GPUs, and `h100:16` and `h100:2x8` are two hosts with 8 GPUs each.
+    Examples: `v5e:2x4` means 8 TPU chips, `v4:2x2x1` means 4 TPU chips, `h100:8` means one host
+    with 8 GPUs, and `h100:16` and `h100:2x8` both mean two hosts with 8 GPUs each.
 
     Raises:
         UsageError: the kind does not exist, or its devices cannot have this shape.

@@ -1,4 +1,4 @@
-"""The schema of an experiment. The defaults are the paper's base model.
+"""The schema of an experiment. The defaults describe the paper's base model.
 
 An ablation specifies only its differences from these defaults (Table 3). Stored configs are JSON,
 so loading one never executes code.

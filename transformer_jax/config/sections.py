@@ -18,7 +18,7 @@ from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
-# The default and maximum value of `data.max_batch_shapes`.
+# The maximum value of `data.max_batch_shapes`, which is also its default.
 MAX_BATCH_SHAPES = 12
 # The number_words corpus uses each of its million numbers in at most one line.
 MAX_NUMBER_WORDS_PAIRS = 500_000
@@ -42,8 +42,8 @@ class ModelConfig(ConfigSection):
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in the encoder and in the decoder: the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
-    """Number of layers in the decoder. Default: model.num_layers. Differs
-    from the paper when set."""
+    """Number of layers in the decoder. Default: model.num_layers. With another
+    number, the model differs from the paper's."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
@@ -62,9 +62,11 @@ class ModelConfig(ConfigSection):
     """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
     and positional encodings (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY] = 0.0
-    """Dropout rate for the attention weights. A rate above 0 differs from the paper."""
+    """Dropout rate for the attention weights. With a rate above 0, training
+    differs from the paper's."""
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
-    """Dropout rate inside the feed-forward networks. A rate above 0 differs from the paper."""
+    """Dropout rate inside the feed-forward networks. With a rate above 0,
+    training differs from the paper's."""
     positions: Literal[
         "sinusoidal",
         "concatenated_sinusoidal",
@@ -90,7 +92,7 @@ class ModelConfig(ConfigSection):
         "scaled_dot_product"
     )
     """How queries are compared with keys (section 3.2.1). All choices except
-    `scaled_dot_product` differ from the paper. `dot_product` is unscaled,
+    `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
@@ -100,15 +102,16 @@ class ModelConfig(ConfigSection):
     NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
     """Maximum distance w between a query and a key in self-attention, which
-    gives a neighborhood of size r = 2 w + 1 (section 4). Setting it differs
-    from the paper."""
+    gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
+    paper, which suggests this limit as future work."""
     attention_bias: bool = False
-    """Add biases to the four attention projections. Adding them differs from the paper."""
+    """Add biases to the four attention projections. Differs from the paper, which adds none."""
     output_bias: bool = False
-    """Add a per-token bias to the logits. Adding it differs from the paper."""
+    """Add a per-token bias to the logits. Differs from the paper, which adds none."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. `padding` differs from the paper.
-    It starts the decoder as in Marian, and keeps padding out of translations."""
+    """The first token that the decoder reads. `padding`, which differs from the
+    paper, starts the decoder as Marian does and keeps padding out of
+    translations."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
@@ -132,9 +135,9 @@ class ModelConfig(ConfigSection):
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
-    about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have about the
-    same norm as sinusoidal encodings, sqrt(d_model / 2). `sinusoids` starts
-    from the sinusoids themselves."""
+    about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have a norm of
+    about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids` starts from
+    the sinusoids themselves."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
@@ -217,7 +220,7 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The maximum source and target lengths in tokens, with None for unlimited targets."""
+        """The maximum source and target lengths in tokens; the latter is None if unlimited."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack
@@ -270,9 +273,10 @@ class DataConfig(ConfigSection):
     vocabulary. Differs from the paper, because source and target then have
     separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
-    """The kind of token in a separate target vocabulary. `words`, which
-    differs from the paper, makes each distinct word in the targets a token. Use
-    `words` for targets that consist of symbols, such as linearized trees."""
+    """The kind of token in the target vocabulary, if data.source_vocab_size is
+    set. `words`, which differs from the paper, makes each distinct word in the
+    targets a token. Use `words` for targets that consist of symbols, such as
+    linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a
@@ -305,8 +309,8 @@ class DataConfig(ConfigSection):
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None:
-            # All lines are distinct. Lines with a single number, including held-out lines, use at
-            # most a quarter of all numbers with up to max_digits digits.
+            # All lines, including held-out lines, are distinct. At most a quarter of all numbers
+            # with up to max_digits digits may appear alone on a line.
             distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS
             if distinct < limit:
                 limit = distinct
@@ -331,7 +335,8 @@ class TrainConfig(ConfigSection):
     adam_epsilon: Annotated[float, POSITIVE] = 1e-9
     """Constant added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, POSITIVE] = None
-    """Maximum global norm of the gradients. Clipping differs from the paper."""
+    """Maximum global norm of the gradients. Differs from the paper, which does
+    not mention clipping."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
@@ -348,8 +353,8 @@ class TrainConfig(ConfigSection):
     steps, each device holds only part of the parameters and Adam's moments.
     `pmap` is like `data`, but it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type for summing gradients across devices. bfloat16 halves this
-    communication, but it rounds each device's gradient."""
+    """Data type for summing gradients across devices. bfloat16 halves the
+    amount of data sent, but it rounds each device's gradient."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
@@ -361,7 +366,8 @@ class TrainConfig(ConfigSection):
     """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
     """Stop if the perplexity does not improve for this many scheduled
-    checkpoints in a row. Stopping early differs from the paper."""
+    checkpoints in a row. Differs from the paper, which trains for a fixed
+    number of steps."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
     """Number of most recent scheduled checkpoints to keep, for averaging.
     The best checkpoint is always kept."""

@@ -1,7 +1,7 @@
 """Batches of sentence pairs of similar length, with a limited number of tokens (section 5.1).
 
 Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
-continues with exactly the next batch.
+reads the same batches as an uninterrupted run.
 """
 
 import functools
@@ -156,7 +156,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch, with empty rows if the rows do not divide evenly."""
+        """Return only this shard of the batch. Empty rows give all shards the same size."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

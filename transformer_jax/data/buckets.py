@@ -2,11 +2,11 @@
 
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
 bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
-The search minimizes the total number of positions. First, it repeatedly adds the bucket that saves
-the most positions until enough positions contain tokens. Second, it replaces each bucket in turn
-with the best one, given the other buckets. Third, it repeats the second phase, starting from random
-buckets, and keeps the best result. The random generator has a fixed seed, so the same lengths
-always give the same buckets.
+The search minimizes the total number of positions. First, it adds buckets until little padding
+remains, each time choosing the bucket that saves the most positions. Second, it replaces each
+bucket in turn with the best one, given the other buckets. Third, it repeats the second phase,
+starting from random buckets, and keeps the best result. The random generator has a fixed seed, so
+the same lengths always give the same buckets.
 """
 
 import math

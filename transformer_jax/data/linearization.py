@@ -53,7 +53,7 @@ def parse_linearized(line: str, num_words: int) -> Parse:
        the closing bracket is dropped.
     2. A bracket without words is dropped.
     3. If there are more word symbols than words, the extra symbols are dropped. If there are fewer
-       word symbols, the remaining words are added at the end of the outermost bracket.
+       word symbols than words, the remaining words are added at the end of the outermost bracket.
     4. At the end, all open brackets are closed.
     """
     tags, slots, open_slots = list[str](), list[Bracket | None](), list[_OpenBracket]()

@@ -116,7 +116,7 @@ class TextFiles(FileCorpus):
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
-        # This call ensures that both files have the same number of lines, unless they change later.
+        # This call raises a DataError if the two files have different numbers of lines.
         self.count(split)
         source, target = (read_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)
@@ -124,7 +124,7 @@ class TextFiles(FileCorpus):
 
 
 def data_folder(folder: str | None) -> Path:
-    """Return the folder, or else `$TRANSFORMER_JAX_DATA`, or else the working folder."""
+    """Return the folder, or else `$TRANSFORMER_JAX_DATA`, or else the working directory."""
     return Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 

@@ -1,7 +1,7 @@
 """A tokenizer whose token IDs come from a table, as in Marian's models.
 
-Marian splits text with one SentencePiece model for each language. A table, which both languages can
-share, then maps each piece to its ID in Marian. In this package, special tokens have the IDs in
+Marian splits text with one SentencePiece model for each language. It then maps each piece to its ID
+with a table that both languages can share. In this package, special tokens have the IDs in
 `special_tokens`, so the order of tokens differs from the order in Marian.
 """
 

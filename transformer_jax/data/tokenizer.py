@@ -72,8 +72,8 @@ class Tokenizer:
         If `unit` is "words", the tokens are the most frequent words in the lines. All other words
         are unknown.
 
-        The same lines yield the same model bytes on any machine: training uses one thread, and the
-        model contains no file names.
+        The same lines yield a byte-identical model on any machine: training uses one thread, and
+        the model contains no file names.
 
         Raises:
             DataError: the lines are empty or have too many distinct characters.
@@ -164,7 +164,7 @@ def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
 
 
 def check_model(model: bytes, name: str) -> None:
-    """Load a model in a separate process, because a corrupt model may crash the process.
+    """Load a model in a separate process, because loading a corrupt model may cause a crash.
 
     Raises:
         DataError: the model is invalid, or it crashed the separate process.

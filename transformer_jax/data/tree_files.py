@@ -1,9 +1,8 @@
 """A treebank in a folder. Each sentence is a source, and its linearized tree is the target.
 
-A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). A folder with the Wall
-Street Journal sections of the Penn Treebank (`00/` to `24/`) does not need these files: sections 02
-to 21 are for training, section 22 is for development, and section 23 is for testing (section 6.3 of
-the paper).
+A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). Otherwise, its files are
+in the Wall Street Journal sections of the Penn Treebank (`00/` to `24/`): sections 02 to 21 are for
+training, section 22 is for development, and section 23 is for testing (section 6.3 of the paper).
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
 lines. Both kinds of file may be compressed with gzip.
@@ -34,7 +33,7 @@ class TreeFiles(FileCorpus):
     kind = "linearized trees"
 
     def __init__(self, folder: str | None) -> None:
-        """Find the files of each split in `folder`, `$TRANSFORMER_JAX_DATA`, or the working folder.
+        """Find each split's files in `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
 
         Raises:
             DataError: there are no training trees or no development trees.

@@ -26,8 +26,8 @@ GOODBYE = "goodbye"
 class FailurePropagation:
     """Connections between process 0 and every other process, which stay open during a run.
 
-    A process that fails sends its error message and exit code, and all others immediately exit with
-    the same message and code. A process that is killed sends nothing, but its operating system
+    A process that fails sends its error message and exit code to all others, which immediately exit
+    with the same message and code. A process that is killed sends nothing, but its operating system
     closes the connection.
     """
 

@@ -19,7 +19,7 @@ VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 # `Meter.add` waits for step n - 2, so a beat for step n implies that step n - 2 is done. Messages
 # are three beats apart, so the time between two messages covers at least one whole step.
 BEATS_PER_MESSAGE = 3
-# The number of seconds that a trainer has to save and exit after its supervisor exits.
+# The time limit, in seconds, for a trainer to save and exit after its supervisor exits.
 ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None

@@ -122,8 +122,8 @@ class StepConsensus:
     """A nonblocking vote among the processes after each step.
 
     After the step itself, the devices compute the maximum of all votes. Every process reads the
-    result `DELAY` steps later, when it is ready. With a single process, a vote takes effect
-    immediately.
+    result `DELAY` steps later; by then, the result is ready. With a single process, a vote takes
+    effect immediately.
     """
 
     DELAY = 2

@@ -79,7 +79,7 @@ def resolve_cluster(
 
 
 def _from_environment() -> ProcessSpec | None:
-    """Return the process that the environment describes, or None if it is the only one."""
+    """Return the `ProcessSpec` that the environment describes, or None if there is no cluster."""
     environ = os.environ
     # srun sets the number of tasks in a job step. An sbatch script sees only the number of tasks in
     # the whole job, although the script itself is a single process.

@@ -31,7 +31,7 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 class Attention:
     """The attention weights and tokens for a source sentence and its translation.
 
-    The architectures rnn and conv have no self-attention, so `encoder` and `decoder` have no
+    The rnn and conv architectures have no self-attention, so `encoder` and `decoder` have no
     layers.
 
     Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices

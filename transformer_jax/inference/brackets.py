@@ -7,8 +7,9 @@ The parameter files COLLINS.prm and new.prm define these rules:
    bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
-4. A sentence is skipped if its proposed tree has no words, and it counts as an error if the words
-   in its two trees differ. The scores exclude both kinds of sentences.
+4. If a sentence's proposed tree has no words, the sentence is skipped. If the words in its proposed
+   and reference trees differ, the sentence counts as an error. The scores exclude both kinds of
+   sentences.
 """
 
 from collections import Counter
@@ -109,8 +110,8 @@ def scored_brackets(tree: Tree) -> Counter[Bracket]:
 def branch_right(tree: Tree) -> Tree:
     """Return the right-branching tree: each word forms a constituent with all words after it.
 
-    The outermost constituent is S and covers the whole sentence. All other constituents are VP, and
-    they neither begin with punctuation nor consist of a single word.
+    The outermost constituent is an S that covers the whole sentence. All other constituents are VPs
+    that neither begin with punctuation nor consist of a single word.
     """
     starts = [i for i, tag in enumerate(tree.tags) if tag not in DELETED_TAGS][:-1]
     labels = ["S", *["VP"] * len(starts)]

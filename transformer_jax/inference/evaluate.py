@@ -40,9 +40,10 @@ class Evaluation(NamedTuple):
 
     result: dict[str, Any]
     """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
-    `compound_bleu`, the scores `by_length`, and the settings that produced the translations. If the
-    task is not translation, `task` contains the task's scores. For each averaged checkpoint,
-    `per_checkpoint` contains the step, the perplexity, the fields of `Scores`, and `task`."""
+    `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
+    produced the translations. If the task is not translation, `task` contains the task's scores.
+    For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the fields of
+    `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]

@@ -62,7 +62,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> dict[str, Any] | None:
-    """Return the result stored for this search with the mean of these checkpoints, or None.
+    """Return the stored result of running this search on the mean of these checkpoints, or None.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
     `data.bleu_tokenizer`), or if another program wrote it in a different format.
@@ -79,7 +79,7 @@ def find_result(
         if path.stat().st_size > MAX_SCORES_BYTES:
             return None
         result = json.loads(path.read_bytes())
-        # Earlier versions did not store the steps or the scores by length.
+        # Earlier versions did not store `steps` or `by_length`.
         is_same = result["steps"] == list(steps) and all(result[k] == settings[k] for k in settings)
         is_complete = "by_length" in result and all(is_number(result[k]) for k in SCORE_NAMES)
         return result if is_same and is_complete else None

@@ -32,9 +32,9 @@ class Grid:
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """The numbers of scheduled checkpoints to average. These checkpoints must be consecutive and
-    intact. If None, use 1, 5, and 20, but omit each number for which the run has too few such
-    checkpoints up to the evaluated step."""
+    """Each value is the number of scheduled checkpoints in one average. These checkpoints must be
+    consecutive and intact. If None, use 1, 5, and 20, but skip any number for which the run does
+    not have enough consecutive, intact checkpoints up to the evaluated step."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -68,8 +68,8 @@ def evaluate_grid(
 ) -> list[Result]:
     """Return the results for every combination of a search and an average, sorted by setting.
 
-    The last averaged checkpoint is at `step`, which defaults to the latest step. If the results
-    cannot be stored, the function calls `say` with a note.
+    Each average ends with the checkpoint at `step`, which defaults to the latest step. If the
+    results cannot be stored, the function calls `say` with a note.
 
     Raises:
         UsageError: the run is a package, has too few checkpoints, or does not have the split.
@@ -109,7 +109,7 @@ def evaluate_grid(
 def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of checkpoints to average, and the steps from which to select them."""
+    """Return the number of checkpoints in each average, and the available checkpoints' steps."""
     if grid.averages is None and step is not None and step not in checkpoints.scores:
         # This checkpoint is not scheduled, so it cannot be averaged.
         return [1], select_steps(checkpoints, 1, step)
@@ -132,7 +132,7 @@ def _select_averages(
 def _evaluate_searches(
     run: Run, text: Text, searches: Sequence[DecodeConfig], title: str, progress: Progress
 ) -> Iterator[tuple[DecodeConfig, Evaluation]]:
-    """Evaluate one averaged model with several searches. The perplexity is computed only once."""
+    """Evaluate one averaged model with several search settings; compute perplexity only once."""
     sentences: list[SentenceScore] | None = None
     total = len(text.sources) * len(searches)
     for index, search in enumerate(searches):

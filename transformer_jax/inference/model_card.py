@@ -66,7 +66,7 @@ ARCHITECTURES = {
 
 
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
-    """Return the scores that `evaluate` stored in a run for the mean of these checkpoints."""
+    """Return the run's scores for the mean of these checkpoints, as stored by `evaluate`."""
     found: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
         try:

@@ -34,7 +34,7 @@ class Scores:
 
     @property
     def bleu_details(self) -> str:
-        """The precisions, brevity penalty, and lengths in one line."""
+        """One line with the precisions, brevity penalty, and lengths."""
         precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
         words, expected = self.lengths
         return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
@@ -62,7 +62,7 @@ def bleu_signature(tokenizer: str) -> str:
 def score(
     hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
 ) -> Scores:
-    """Score translations with sacreBLEU, against one reference each.
+    """Score translations with sacreBLEU, using one reference per translation.
 
     Raises:
         DataError: the numbers of translations and references differ or are zero, or a line is

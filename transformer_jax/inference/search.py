@@ -159,9 +159,9 @@ def beam_search(
     but the probabilities of other tokens are not renormalized.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
-    "tensor2tensor": a hypothesis can finish if its extension by `eos` is among the sentence's 2 J
-    likeliest continuations, or if no hypothesis has finished by the limit. "any": every hypothesis
-    can finish.
+    "tensor2tensor": a hypothesis can finish if appending `eos` gives one of the sentence's 2 J
+    likeliest continuations, or if the sentence reaches its `limit` without a finished hypothesis.
+    "any": every hypothesis can finish.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
@@ -172,7 +172,7 @@ def beam_search(
     search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
-    # All hypotheses would start out identical, so only the first one is live.
+    # Initially, all hypotheses are identical, so only the first one is live.
     first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),

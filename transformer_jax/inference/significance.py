@@ -40,13 +40,13 @@ class Comparison:
     p: float
     """The probability of a difference at least this large if the runs are equally good."""
     signature: str
-    """sacreBLEU's signature of the metric and the test."""
+    """The sacreBLEU signature for the metric and the test."""
 
 
 def check_comparable(
     run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
 ) -> None:
-    """Check that two runs have the same references, before translating anything.
+    """Check that two runs have the same references, without translating anything.
 
     Raises:
         UsageError: a run does not have this split.
@@ -133,7 +133,7 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, Any], hypotheses: Sequence[str]
 ) -> None:
-    """Write a baseline's translations and the comparison to an evaluation's directory.
+    """Save a comparison and the baseline's translations in an evaluation's directory.
 
     The file names contain a digest of the translations, because many runs are named seed-0.
 

@@ -128,9 +128,9 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
-        If the search finishes fewer hypotheses for a line, the line has fewer translations, but at
-        least one. If `decode.beam_end` is "tensor2tensor", a model that rarely predicts the end of
-        a sentence often yields fewer translations.
+        A line has fewer than `num_best` translations, but at least one, if the search finishes
+        fewer hypotheses. This often happens if `decode.beam_end` is "tensor2tensor" and the model
+        rarely predicts the end of a sentence.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Also raises the same
         errors as `translate`.

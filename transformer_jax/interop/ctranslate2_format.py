@@ -39,8 +39,8 @@ MIN_POSITIONS = 512
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
     """Write a run to a new folder that `ctranslate2.Translator` can open.
 
-    With int8, the matrices are rounded, with one scale per row. With bfloat16, all parameters are
-    rounded.
+    With int8, the matrices are rounded, and each row has its own scale. With bfloat16, all
+    parameters are rounded.
 
     Raises:
         UsageError: the folder exists, CTranslate2 is not installed, or it cannot express the model.

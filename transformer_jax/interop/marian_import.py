@@ -42,8 +42,8 @@ from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER
 
 # safetensors rejects longer headers.
 MAX_HEADER = 100_000_000
-# The maximum difference between stored positional encodings and the sinusoids. Half precision
-# rounds by up to 5e-4.
+# The maximum difference between stored positional encodings and the sinusoids. In half precision,
+# the rounding errors are less than 5e-4.
 MAX_POSITION_ERROR = 1e-3
 
 
@@ -58,8 +58,8 @@ def read_marian(path: Path) -> Run:
     Raises:
         UsageError: this package cannot express a field's value (the message names the field), or a
             library is missing.
-        StorageError: a file is missing, invalid, or too large, is a link or a special file, or does
-            not match the other files.
+        StorageError: a file is missing, invalid, too large, not a regular file, or inconsistent
+            with the other files.
         DataError: a tokenizer is invalid.
     """
     try:

@@ -51,7 +51,7 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Orders":
-        """Return the order of a vocabulary's source tokens and that of its target tokens."""
+        """Return the orders of a vocabulary's source and target tokens."""
         return cls(_order(vocabulary.source), _order(vocabulary.target))
 
 
@@ -177,7 +177,7 @@ def table_names(names: Collection[str]) -> dict[str, str]:
 
 
 def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
-    """Return the paper's channel for each channel in Marian: first sines, then cosines."""
+    """Return the paper's channel for each Marian channel. Marian orders sines before cosines."""
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""The settings in a folder in Marian's format: `config.json` and `generation_config.json`."""
+"""The settings files of a Marian model: `config.json` and `generation_config.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path

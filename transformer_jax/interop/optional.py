@@ -10,7 +10,7 @@ INTEROP = "'.[interop]'"
 
 
 def require_library(library: str) -> None:
-    """Raise the error of `import_optional` if a library is missing, but do not import it."""
+    """Raise the same error as `import_optional` if a library is missing, without importing it."""
     if find_spec(library) is None:
         raise _missing(library, INTEROP)
 
@@ -18,8 +18,8 @@ def require_library(library: str) -> None:
 def import_optional(name: str, install: str = INTEROP) -> ModuleType:
     """Import a module; if it is missing, raise a UsageError with the command that installs it.
 
-    `install` is the argument to pip. If the library is installed but broken, the UsageError gives
-    the reason.
+    `install` is the argument of `pip install` in this command. If the library is installed but
+    broken, the UsageError gives the reason.
     """
     library = name.split(".")[0]
     try:

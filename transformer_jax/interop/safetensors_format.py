@@ -1,4 +1,4 @@
-"""Write a model to a folder with a safetensors file, and read such a folder.
+"""Write a model to a folder that contains a safetensors file, or read it from such a folder.
 
 The folder contains:
 

@@ -26,8 +26,8 @@ from transformer_jax.special_tokens import EOS, UNKNOWN
 NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
-# In float32, the fraction of an exported model's translations that match the run's must be at least
-# `MIN_EQUAL`, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
+# In float32, an exported model must reproduce at least a fraction `MIN_EQUAL` of the run's
+# translations, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
 # Marian's layer normalization change scores by less than this limit, but they can reverse a near
 # tie between tokens.
 MIN_EQUAL = 0.9
@@ -111,7 +111,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 
 
 def dev_lines(run: Run, count: int) -> list[str]:
-    """Return up to `count` development-set source lines, excluding lines that are too long.
+    """Return up to `count` source lines of the development set, excluding lines that are too long.
 
     The list is empty if the development set is not available without a download.
     """
@@ -132,7 +132,7 @@ def dev_lines(run: Run, count: int) -> list[str]:
 def find_translations(
     run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
 ) -> list[Translation]:
-    """Translate non-blank lines with this package in float32, by default with greedy search.
+    """Use this package to translate non-blank lines in float32, with greedy search by default.
 
     A beam search divides log-probabilities by length^alpha.
 
@@ -172,7 +172,7 @@ class CTranslate2System:
     def __init__(self, folder: Path, quantization: str = "float32", *, patience: float = 1) -> None:
         """Open the folder; raise a UsageError if CTranslate2 is not installed.
 
-        A beam search ends after beam_size x `patience` finished hypotheses.
+        A beam search ends when it has finished `beam_size * patience` hypotheses.
         """
         self._patience = patience
         self._tokenizer = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))

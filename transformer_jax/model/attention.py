@@ -66,7 +66,8 @@ def masked_softmax(
 ) -> Float[Array, "B H T S"]:
     """Turn scores into weights that sum to one over S (the softmax of equation 1).
 
-    A query whose keys are all masked, such as in an empty row, gets uniform weights instead of NaN.
+    If all keys of a query are masked, as in an empty row, the query gets uniform weights instead
+    of NaN.
     """
     # Use float32 or higher precision, because sums in bfloat16 lose small weights.
     scores = scores.astype(sum_dtype(scores))

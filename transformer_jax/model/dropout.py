@@ -93,7 +93,7 @@ class Dropout(nn.Module):
         rng, shard_index = self.make_rng("dropout"), _SHARD_INDEX.get()
         if shard_index is None:
             return rng
-        # Indices wrap around at 2^32, because the whole array may have more elements than that.
+        # Indices wrap around at 2^32, because the whole array may have more than 2^32 elements.
         return skip_bits(rng, shard_index.astype(jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32))
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:

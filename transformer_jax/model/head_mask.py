@@ -14,7 +14,7 @@ from transformer_jax.model.transformer import Params
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
 
-# The stack that contains each kind of attention, and the attention module's name in its layers.
+# For each kind of attention: its stack, and the name of its module in the layers of this stack.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),

@@ -1,4 +1,4 @@
-"""Label smoothing and perplexity (sections 5.4 and 6.2), as sums and counts.
+"""Sums and counts for label smoothing and perplexity (sections 5.4 and 6.2).
 
 The caller divides the sums by the counts, because a mean of means would give short batches too much
 weight.

@@ -47,7 +47,7 @@ class AddPositions(nn.Module):
 
 
 class AddLearnedPositions(AddPositions):
-    """A module that adds rows of a learned table (row E of Table 3)."""
+    """A module that adds learned vectors to the embeddings (row E of Table 3)."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return the rows of the table at these positions."""

@@ -1,7 +1,7 @@
 """The platform that a program is traced for.
 
 The platform determines which algorithms are fastest. All algorithms compute the same function, up
-to rounding, so a wrong platform costs only time and memory.
+to rounding, so tracing for the wrong platform costs only time and memory.
 """
 
 from collections.abc import Iterator

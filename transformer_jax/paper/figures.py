@@ -1,4 +1,4 @@
-"""Draw figures 1 and 2. The program determines some of the boxes, and the others are fixed.
+"""Draw figures 1 and 2, partly from traced programs.
 
 The sub-layers of figure 1 and the operations of scaled dot-product attention in figure 2 come from
 traced programs, so a different program produces different boxes. Flax names each operation after
@@ -77,7 +77,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
 
 
 def draw_figure_2() -> Picture:
-    """Draw multi-head attention, and scaled dot-product attention as the program computes it."""
+    """Draw scaled dot-product attention as the program computes it, and multi-head attention."""
     multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
     return draw_columns(
         [

@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
-`transformer-jax paper` prints this index, and docs/paper.md contains it. Small-scale
-commands take minutes. Some of them use runs/demo, which `make demo` creates. Most
-commands at the paper's scale use WMT14.
+`transformer-jax paper` prints this index, and docs/paper.md contains it. The commands at small
+scale take minutes. Some of them use runs/demo, which `make demo` creates. Most commands at the
+paper's scale use WMT14.
 """
 
 import shlex
@@ -48,7 +48,7 @@ def unit_test(test: str) -> str:
 
 
 def _tested(name: str, title: str, test: str, full: str = "") -> Item:
-    """Return an item with an exact test, which its `small` command runs."""
+    """Return an item whose `small` command runs an exact test."""
     return Item(name, title, f"tests/unit/{test}", unit_test(f"tests/unit/{test}"), full)
 
 
@@ -156,7 +156,7 @@ TABLES = (
 SECTIONS = (
     Item(
         "Section 1",
-        "Attention instead of recurrence, at equal size (needs Multi30k; docs/recurrence.md)",
+        "Attention versus recurrence at equal size (needs Multi30k; see docs/recurrence.md)",
         "tests/unit/test_architecture_build.py::"
         "test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
         "transformer-jax sweep recurrence --seeds 3",
@@ -221,7 +221,7 @@ SECTIONS = (
     ),
     Item(
         "Section 5.3",
-        "Adam, and the learning rate and warmup",
+        "Adam, the learning rate, and the warmup",
         "tests/unit/test_paper.py::test_updates_are_those_of_adam",
         f"transformer-jax sweep warmup --rows {WARMUP_ROWS} {SMALL} --scale tiny --seeds 1",
         "transformer-jax sweep warmup",

@@ -13,15 +13,15 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 
 class Program(NamedTuple):
-    """Properties of the products in a program that maps parameters and an input to an output."""
+    """Properties of the matrix products that a program computes from parameters and an input."""
 
     sequential: int
     """The length of the longest chain in which each product needs the previous product's result."""
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two."""
     data_flops: int
-    """The FLOPs of products between two arrays that both depend on the input, as in attention. All
-    other products multiply by a parameter."""
+    """The FLOPs of products between two arrays that both depend on the input, as in attention. In
+    all other products, one factor is a parameter."""
     trips: int
     """The total number of iterations in all loops that carry state."""
 

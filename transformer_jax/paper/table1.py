@@ -22,8 +22,8 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.model.transformer import Params
 from transformer_jax.paper.program import analyze
 
-# A layer's reach is measured from the middle of a sequence of this length, which must exceed twice
-# the window of restricted self-attention.
+# A layer's reach is measured from the middle of a sequence of this length. The length must exceed
+# twice the window of restricted self-attention.
 PROBE_LENGTH = 256
 PROBE_WIDTH = 16
 REPEATS = 5
@@ -114,7 +114,7 @@ def measure_reach(layer: nn.Module) -> int | None:
     params = layer.init(jax.random.key(1), x)
 
     def output(x: Array) -> Array:
-        # After many recurrent steps, the gradient would underflow to zero without a large factor.
+        # Without a large factor, the gradient would underflow to zero after many recurrent steps.
         return 1e30 * jnp.asarray(layer.apply(params, x))[0, middle].sum()
 
     gradient = np.asarray(jax.jit(jax.grad(output))(x))[0]
@@ -127,7 +127,7 @@ def measure_reach(layer: nn.Module) -> int | None:
 def path_length(n: int, reach: int | None, trips: int) -> int:
     """Return the number of layers or loop iterations between the first and last of n positions.
 
-    A layer with limited reach is stacked until the whole sequence affects its output.
+    Layers with limited reach are stacked until the first position affects the last.
     """
     layers = 1 if reach is None else max(1, -(-(n - 1) // reach))
     return layers * max(trips, 1)
@@ -156,7 +156,7 @@ def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Me
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile a program, avoiding kernels whose memory the compiler does not report."""
+    """Compile a program, avoiding kernels whose memory use the compiler does not report."""
     if jax.default_backend() != "cpu":
         return lowered.compile()
     try:

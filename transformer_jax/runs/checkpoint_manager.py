@@ -11,7 +11,7 @@ renamed, for example to `bad-120`, and the previous one is used.
 
 A checkpoint at a scheduled step has a development score. A checkpoint that is saved because of a
 signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
-chosen as the best, so neither signals nor the timer affect results.
+chosen as the best, so signals and the timer do not affect results.
 """
 
 import contextlib

@@ -51,14 +51,15 @@ def is_number(value: object) -> bool:
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
-    Reports for later steps are stale, because the run writes them again. Reports at `step` are
-    stale unless their split is in `splits`, because an unscheduled report is valid only until the
-    run is extended. This function also removes invalid lines at the end of the file, because a
-    power failure can leave a partial line or null bytes there.
+    Reports for later steps are stale, because the run writes them again. `splits` contains the
+    splits whose reports at `step` were scheduled. Other reports at `step` are stale, because an
+    unscheduled report is valid only until the run is extended. This function also removes invalid
+    lines at the end of the file, because a power failure can leave a partial line or null bytes
+    there.
 
     Raises:
-        StorageError: the file cannot be accessed, or there are valid reports up to `step`
-            after an invalid line.
+        StorageError: the file cannot be accessed, or an invalid line precedes a valid report for
+            `step` or an earlier step.
     """
     try:
         if not path.exists():

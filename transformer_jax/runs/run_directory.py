@@ -104,7 +104,9 @@ class RunDirectory:
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> "RunDirectory":
-        """Create the directory atomically. `fill` can add files before the directory is visible.
+        """Create the directory atomically.
+
+        `fill` can add files before the directory becomes visible.
 
         Raises:
             UsageError: the path already exists; it is left unchanged.

@@ -18,13 +18,14 @@ Counts = Mapping[str, int | None]
 def count_devices_of_rows(
     sweep: Sweep, target: Target, *, progress: Progress = ignore_progress
 ) -> Counts:
-    """Return how many devices each row needs: 1, 2, 4, ..., or all; None if the target has too few.
+    """Return how many devices each row needs, or None for a row that does not fit on the target.
 
-    The largest assumed batch shape determines the number; see `assume_shapes`.
+    The number is 1, 2, 4, ..., or all devices. The largest assumed batch shape determines it; see
+    `assume_shapes`.
 
     Raises:
-        UsageError: the target cannot run a row's attention, or its compiler or cuDNN is not
-            installed.
+        UsageError: the target cannot run a row's attention, or this machine lacks the target's
+            compiler or cuDNN.
     """
     for row in sweep.rows.values():
         check_attention(row.config, target)
@@ -38,7 +39,7 @@ def count_devices_of_rows(
 
 
 def describe_counts(counts: Counts, target: Target) -> str:
-    """Return a summary, such as "A1 to E fit one v5e chip each; big needs 2 v5e chips"."""
+    """Return a summary, such as "A1 to E need 2 v5e chips each; big needs 4 v5e chips"."""
     unit = f"{target.kind} {target.unit}"
     sentences: list[str] = []
     for count, group in groupby(counts, key=lambda name: counts[name]):

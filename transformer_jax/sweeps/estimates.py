@@ -20,7 +20,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     differ in length, because `train_flops` counts full batches. The estimates are also too high if
     the peak FLOP/s is measured while other programs are using the device.
     """
-    # Each run has its own accelerator, but on a CPU, all runs share the CPU.
+    # Each run uses either one accelerator or an equal share of the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
     dtypes = {row.config.model.dtype for row in sweep.rows.values()}
     peaks = {dtype: peak_flops(dtype) / share for dtype in dtypes}

@@ -200,7 +200,7 @@ def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
 
 
 def _documentation_link(results: Results) -> str | None:
-    """Return the path from the report to `DOCUMENTATION`, or None if it does not exist."""
+    """Return the path from the report to `DOCUMENTATION`, or None if no checkout contains both."""
     folder = (results.sweep.path / "report").resolve()
     if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
         return None

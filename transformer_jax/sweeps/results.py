@@ -37,7 +37,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus, read_json_object
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# The name of a score in `Paper` that a report compares with our score.
+# The field of `Paper` whose score a report compares with ours.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -54,8 +54,8 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The FLOPs of one training run: our count, and an estimate by the paper's method
-    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
+    """The mean FLOPs of a training run, as counted and as estimated by the paper's method (training
+    time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set.
@@ -84,7 +84,7 @@ class RowResult:
 
     @property
     def missing(self) -> dict[str, str]:
-        """For each run without scores, the reason, keyed by the run's name."""
+        """The reason why each run without scores lacks them, keyed by the run's name."""
         return {
             s.run.name: "has no scores" if s.status == "done" else s.summary
             for s in self.statuses
@@ -104,7 +104,7 @@ class Results:
     sweep: Sweep
     rows: Mapping[str, RowResult]
     signature: str
-    """The sacreBLEU signature of the comparison in test BLEU, or "" if there is no comparison."""
+    """The sacreBLEU signature of the test BLEU comparisons, or "" if there are none."""
     command: str
     """The command that writes this report."""
 
@@ -132,7 +132,7 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the paper's difference from the first row, or None if a score is missing."""
+        """Return a row's difference from the first row in the paper; None if a score is missing."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
@@ -262,7 +262,7 @@ def _main_score(task: object) -> Any:
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of a training run: our count, and an estimate by the paper's method."""
+    """Return a training run's mean FLOPs, as counted and as estimated by the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:

@@ -51,8 +51,9 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
 def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
     """Shrink the models of all rows while preserving the ratios between rows.
 
-    Widths are divided and rounded up to even numbers, as sinusoids and rotary positions require.
-    Depths are divided and rounded up. The number of heads does not change.
+    Widths are divided by the scale's width divisor and rounded up to even numbers, as sinusoids and
+    rotary positions require. Depths are divided by the scale's depth divisor and rounded up. The
+    number of heads does not change.
     """
     width_divisor, depth_divisor = DIVISORS[scale]
 

@@ -1,4 +1,4 @@
-"""Compare the rows of an ablation over random seeds, as docs/statistics.md describes.
+"""Compare an ablation's rows across random seeds, as docs/statistics.md describes.
 
 Each score belongs to a row and a seed, and the first row is the baseline. Perplexities are compared
 by their logarithms, because a difference of 1 is large at perplexity 5 but small at 30.
@@ -16,11 +16,11 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# The largest differences that do not matter: half of the smallest differences that the paper
-# interprets.
+# A difference matters only if it exceeds its margin, which is half of the smallest difference that
+# the paper interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if its standard deviation exceeds the typical one by more than this factor.
+# A row is wide if the ratio of its standard deviation to the typical one exceeds this value.
 WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -77,11 +77,10 @@ class Analysis:
 
     base: str
     comparisons: Mapping[str, Comparison]
-    """The comparison of each row except the first, keyed by the row's name."""
+    """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
-    """The rows that vary much more over seeds than the others do, each with the ratio of its
-    standard deviation to the typical standard deviation. These rows are not pooled with the
-    others."""
+    """For each row that varies much more across seeds than the others do, the ratio of its standard
+    deviation to the typical one. These rows are not pooled with the others."""
 
 
 class SignAgreement(NamedTuple):
@@ -91,7 +90,7 @@ class SignAgreement(NamedTuple):
     rows: int
     """The number of rows for which the paper claims a direction."""
     p: float
-    """The probability that random signs agree with the paper in at least as many rows."""
+    """The probability that random signs agree with the paper in at least `same` rows."""
 
 
 def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
@@ -150,7 +149,8 @@ def _compare_pooled(
     Args:
         scores: rows with at least two seeds and similar deviations.
         base: the name of the first row, which may be missing from `scores`.
-        num_compared: the number of rows that share the error rate, including any not in `scores`.
+        num_compared: the number of rows whose intervals must hold simultaneously, including any
+            rows that are not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
@@ -206,10 +206,10 @@ def welch_interval(
 
 
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
-    """Compare a row's difference from the first row with the corresponding one in the paper.
+    """Compare a row's difference from the first row with the same difference in the paper.
 
-    A difference in the paper that is within the margin counts as a claim that the rows are
-    equivalent. A larger difference counts as a claim about which of the two rows scores higher.
+    If the paper's difference is within the margin, interpret it as a claim that the rows are
+    equivalent. Otherwise, interpret its sign as a claim about which row scores higher.
 
     Args:
         interval: the row's simultaneous interval.

@@ -14,7 +14,7 @@ from transformer_jax.errors import StorageError, UsageError
 COUNT_DEVICES = (
     "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
 )
-# How much memory a run on the CPU is assumed to use, in bytes.
+# The assumed memory usage of a run on the CPU, in bytes.
 CPU_RUN_BYTES = 2 << 30
 
 

@@ -43,7 +43,7 @@ MAX_TIMEOUTS = 10_000
 
 @dataclass
 class Task:
-    """One task of the array job, which starts one run's worker.
+    """One of the array job's tasks, each of which starts one run's worker.
 
     submitit pickles the task and calls it on the compute node. The private attributes change only
     on that node.
@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """The number of consecutive allocations before this one that made no progress."""
+    """The number of consecutive allocations without progress immediately before this one."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -81,8 +81,8 @@ class Task:
             write_status(run, "stopped", note=note)
             if self._is_ending:
                 # If the task exited now, Slurm would consider it complete. Therefore, wait until
-                # Slurm kills the task, which it may then requeue, or sends the signal that makes
-                # submitit requeue it.
+                # Slurm either kills the task (and perhaps requeues it) or sends the signal that
+                # makes submitit requeue the task.
                 time.sleep(LINGER_SECONDS)
         if code:
             sys.exit(code if code > 0 else RunInterrupted.exit_code)
@@ -154,7 +154,7 @@ def check_available() -> None:
 
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
-    """Mark a run as stopped if its Slurm job no longer exists; return the status of every run."""
+    """Mark runs as stopped if their Slurm jobs no longer exist; return the statuses of all runs."""
     statuses = [read_status(run) for run in sweep.runs]
     active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
     jobs = list_jobs() if active else set()

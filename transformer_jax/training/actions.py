@@ -1,8 +1,8 @@
-"""Decide what is due after a step, as a pure function of the step and the processes' vote.
+"""Pure functions that decide what is due after a step, based on the step and the processes' vote.
 
 Steps are counted from 1. A scheduled checkpoint is saved at a fixed step and has a score, the
-perplexity on the development set. All other checkpoints (for recovery, after a signal, or at an
-unscheduled last step) have no score, so timing and signals do not affect which checkpoints are
+perplexity on the development set. Checkpoints that are saved for recovery, after a signal, or at an
+unscheduled last step have no score, so timing and signals do not affect which checkpoints are
 averaged.
 """
 
@@ -25,10 +25,10 @@ class DueActions(NamedTuple):
     is_scheduled: bool
     """Whether the checkpoint is scheduled and therefore has a score."""
     keep_pending_metrics: bool
-    """Whether the checkpoint contains the metrics since the last scheduled report.
+    """Whether the checkpoint contains the metrics of the steps since the last scheduled report.
 
-    The report after the last step may be unscheduled. If the run is extended later, it reports the
-    same metrics again at the scheduled step, as if it had never stopped.
+    The report after the last step might not be on the schedule. If the run is extended later, its
+    next scheduled report includes these metrics again, as if the run had never stopped.
     """
     interrupt: bool
     """Whether a signal ends training once the checkpoint is on disk."""

@@ -68,7 +68,7 @@ class Checkpointer:
         run.group.barrier()
         self._is_empty = latest is None
         self.last_step = latest or 0
-        """The step of the latest checkpoint, or 0 without a checkpoint."""
+        """The step of the latest checkpoint, or 0 if there is no checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
         """Return the latest state (initially, the first state) and the unreported metrics.
@@ -100,7 +100,8 @@ class Checkpointer:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
             return False
-        # If a save has failed, request the next call to `save` now, because it raises the error.
+        # If a save has failed, return True immediately, so that the caller calls `save`, which
+        # raises the error.
         is_idle = not self._manager.is_writing()
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 

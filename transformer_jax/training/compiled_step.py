@@ -90,7 +90,7 @@ class CompiledStep:
     def take_finished(self) -> Iterator[Compilation]:
         """Yield the compilations that `compile_ahead` has finished since the last call."""
         for shape, future in list(self._ahead.items()):
-            # If a program cannot be compiled, its error is raised when a batch needs the program.
+            # The error of a failed compilation is raised when a batch needs the program.
             if future.done() and future.exception() is None:
                 yield self._ahead.pop(shape).result()
 

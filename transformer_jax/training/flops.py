@@ -108,8 +108,8 @@ def train_flops(config: Config) -> float:
     """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens.
 
     The estimate is usually high, because real batches contain padding, which does not count, and
-    the two sides differ in length. A batch of number words, for example, takes about 60% of
-    the estimated FLOPs.
+    the two sides differ in length. A batch of number words, for example, needs only about 60% as
+    many FLOPs as estimated.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)

@@ -49,7 +49,7 @@ class DataParallel:
         process = jax.process_index()
         local = [i for i, d in enumerate(self.devices) if d.process_index == process]
         self.shard = Shard(local[0], local[-1] + 1, len(self.devices))
-        """The shards of each batch that this process provides."""
+        """This process's shards of each batch."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return the sharding of an array in the state, based only on the array's shape."""
@@ -177,9 +177,9 @@ class PmapDataParallel(DataParallel):
         """Compile the step. As in `DataParallel`, the step takes and returns global arrays."""
 
         def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            # Add the devices' sums and counts exactly once. A mean of the devices' means would
-            # weight tokens unequally, and a second `psum` would scale the gradient by the number of
-            # devices.
+            # Add the devices' sums and counts in a single reduction. A mean of the devices' means
+            # would weight tokens unequally, and a second `psum` would scale the gradient by the
+            # number of devices.
             specs = self.partition_specs(state.params)
             sums = sum_over_devices(step, state, batch, axis=self.axis, specs=specs)
             return step.apply_gradients(state, sums)

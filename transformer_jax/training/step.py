@@ -51,12 +51,12 @@ class StepMetrics(NamedTuple):
 
 
 GradientSum = tuple[Params, Loss]
-"""The gradient of the smoothed loss, summed over target tokens, and the loss sums themselves."""
+"""The gradient of the smoothed loss summed over target tokens, and all fields of `Loss`."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update, split into two pure functions so that devices can add their sums in between."""
+    """One update as two pure functions, between which devices can add their sums."""
 
     compute_gradients: Callable[[TrainState, Batch], GradientSum]
     """A function that computes the sums over a batch, or over the rows of a batch on one device."""
@@ -88,7 +88,7 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
     seed = jnp.int32(config.seed)
     params = init_params(model, make_rng(seed))
     opt_state = make_optimizer(config, model.config.d_model).init(params)
-    # Use three separate arrays, because a step donates the memory of each.
+    # Use three separate arrays, because a step donates each array's memory.
     step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
     return TrainState(step, seed, params, opt_state, skipped, skipped_in_a_row)
 
@@ -96,7 +96,7 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
 def compute_gradients(
     model: EncoderDecoder, config: TrainConfig, state: TrainState, batch: Batch
 ) -> GradientSum:
-    """Sum gradients and losses over a batch in `gradient_accumulation_steps` micro-batches."""
+    """Sum gradients and losses over a batch's `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
     # Folding in 0 reproduces the masks of earlier versions.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
@@ -120,7 +120,7 @@ def compute_gradients(
 def _sum_loss(
     model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
-    """Return the smoothed loss, summed over target tokens, and all loss sums."""
+    """Return the smoothed loss summed over target tokens, and all fields of `Loss`."""
     logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
     loss = cross_entropy(logits, batch.target, smoothing)
     return loss.smoothed, loss
@@ -129,9 +129,9 @@ def _sum_loss(
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
 
-    Row i goes to micro-batch i % N. If N divides the number of rows on each device, every device
-    therefore computes consecutive rows of the micro-batches that a single device would form. If B
-    is not divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
+    Row i goes to micro-batch i % N. Therefore, if N divides the number of rows on each device,
+    every device computes consecutive rows of the micro-batches that a single device would form. If
+    B is not divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
     """
 
     def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:

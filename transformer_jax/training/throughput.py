@@ -33,7 +33,7 @@ class Meter:
         self._start = time.perf_counter()
 
     def add(self, metrics: StepMetrics, flops: float) -> None:
-        """Record the latest step without waiting for it."""
+        """Record the latest step without waiting for it to finish."""
         self._metrics.append(metrics)
         self._flops += flops
 
@@ -42,7 +42,8 @@ class Meter:
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
         progress. For the first two steps after a report, this method returns 0 without waiting. For
-        later steps, it returns the number of consecutive skipped steps that end with step n - 2.
+        later steps, it returns how many steps in a row, up to and including step n - 2, were
+        skipped.
         """
         if len(self._metrics) < 3:
             return 0
@@ -50,7 +51,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Wait for all steps so far; exclude the time spent in this context from the rates."""
+        """Wait for all recorded steps; exclude the time spent in this context from the rates."""
         jax.block_until_ready(self._metrics)
         start = time.perf_counter()
         try:
@@ -64,7 +65,7 @@ class Meter:
         return self._metrics[-1]
 
     def pending_metrics(self) -> Sums:
-        """Return the sums of each step since the last report, including those in `earlier`."""
+        """Return the sums for each step since the last report, including the steps in `earlier`."""
         losses = jax.device_get([metrics.loss for metrics in self._metrics])
         return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
 

@@ -87,7 +87,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
 def _head_lines(
     weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
 ) -> LineCollection:
-    """Return a line for each visible weight of a head. The weight is the line's opacity."""
+    """Return a line for each visible weight of a head. The line's opacity is the weight."""
     is_shown = weights >= MIN_WEIGHT
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]

@@ -26,8 +26,8 @@ from transformer_jax.visualization.attention_views import Selection
 STEPS = 255
 # The scripts share one scope, and the last one starts the page.
 SCRIPTS = ("data.js", "heads.js", "heat_maps.js", "controls.js")
-# Heights in pixels: the minimum and maximum for the frame in a notebook, and the heights of a row
-# of tokens and of everything else.
+# Heights in pixels: the minimum and maximum height of the frame in a notebook, the height of a row
+# of tokens, and the height of everything else.
 MIN_HEIGHT, MAX_HEIGHT, ROW_HEIGHT, OTHER_HEIGHT = 480, 1000, 28, 420
 
 

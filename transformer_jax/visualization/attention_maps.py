@@ -56,7 +56,7 @@ AttentionMaps = Mapping[str, AttentionMap]
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
-    """Return the selected kind of attention and the selection's indices into it.
+    """Return the weights of the selected kind, and the selection's nonnegative indices.
 
     Raises:
         UsageError: the kind, the layer, a head, or the position does not exist.

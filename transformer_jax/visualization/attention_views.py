@@ -21,7 +21,7 @@ class Selection:
     """The part of the attention weights that a figure shows.
 
     Layers, heads, and positions are Python indices: they start at 0, and negative indices count
-    from the end. Figures number layers and heads from 1, as the paper does.
+    from the end. In figures, layers and heads are numbered from 1, as in the paper.
     """
 
     kind: str = "cross"

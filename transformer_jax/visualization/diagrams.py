@@ -1,4 +1,4 @@
-"""Diagrams of boxes, like figures 1 and 2 of the paper. Data flows from the bottom to the top."""
+"""Box diagrams, like figures 1 and 2 of the paper. Data flows from the bottom to the top."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ def draw_heads(
     """Plot a heat map for each kind of attention, and the loss as heads are pruned.
 
     Args:
-        increases: the increase in loss without each head, in nats per token.
+        increases: the increase in loss when each head is masked, in nats per token.
         losses: the loss without the k least important heads, for k = 0, 1, 2, and so on.
         limit: the largest acceptable loss.
     """

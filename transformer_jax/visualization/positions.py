@@ -47,7 +47,7 @@ def fit_linear_map(
 
 
 def draw_positions(tables: Mapping[str, Float[np.ndarray, "T D"]], *, offset: int = 1) -> Picture:
-    """Plot each table, its linear map from PE(pos) to PE(pos + offset), and its measures.
+    """Plot each table, its linear map from PE(pos) to PE(pos + offset), and two measures of it.
 
     The measures are the dot product of PE(pos) and PE(pos + k), and the residual of
     `fit_linear_map`.

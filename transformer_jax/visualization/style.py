@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, write_file
 
-# Okabe and Ito's color-blind-safe palette, except that Tol's wine replaces yellow.
+# Okabe and Ito's color-blind-safe palette, with wine from Tol's palette instead of yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINE_STYLES = ("-", "--", "-.", ":")
 # A diverging, color-blind-safe colormap for values of both signs.

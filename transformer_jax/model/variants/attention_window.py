@@ -48,7 +48,7 @@ def block_size(length: int, window: int) -> int:
 def neighborhood_mask(
     mask: Bool[Array, "#B #H #T T"], window: int, size: int
 ) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
-    """Return the mask of each query block over its joined keys, and the positions of these keys."""
+    """Return the mask over each query block's joined keys, and the positions of these keys."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], size)[0]
     # Padding queries are at position 0, but their results are discarded.
@@ -62,7 +62,7 @@ def neighborhood_mask(
 
 
 class WindowedAttention(MultiHeadAttention):
-    """Attention to positions at most `attention_window` away, before and after the query.
+    """Attention to keys that are at most `attention_window` positions before or after the query.
 
     Differs from the paper, which suggests this restriction for long sequences as future work.
     """

@@ -6,9 +6,8 @@ the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021
 Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly, not
 quadratically, with the sequence length.
 
-On two CPU cores, a training step on 2,048 tokens is faster than a step with full attention. It
-takes 0.50 times as long for sentences of 2,048 tokens, and 0.89 times as long for sentences of
-1,024 tokens.
+On two CPU cores, a training step on 2,048 tokens is faster than with full attention. It takes 0.50
+times as long for sentences of 2,048 tokens, and 0.89 times as long for sentences of 1,024 tokens.
 
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v; n blocks of t queries, m blocks of s
 keys. The last block is padded. Masks are boolean arrays that are True where attention is allowed.
@@ -25,8 +24,8 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The maximum number of queries per block, and the maximum number of keys. With other sizes between
-# 256 and 1024, attention takes 1.02 to 1.07 times as long on a CPU.
+# The maximum numbers of queries and keys per block. With other sizes between 256 and 1024,
+# attention takes 1.02 to 1.07 times as long on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
 # The score of a masked key, which is finite so that a fully masked query gets uniform weights.
@@ -132,7 +131,7 @@ class Blocks:
     def scores(
         self, query: Float[Array, "B t K"], head: Index, i: Index, j: Index
     ) -> tuple[Float[Array, "B t s"], Bool[Array, "#B #t s"]]:
-        """Return the scores of query block i against key block j, and that block of the mask."""
+        """Return the scores and the mask for query block i and key block j."""
         scores = float32_einsum("btk,bks->bts", query, dynamic_index(self.key, head, j))
         mask = dynamic_index(self.mask, head, i, j)
         return jnp.where(mask, scores * self.scale, self.masked_score[j]), mask

@@ -1,4 +1,4 @@
-"""Attention that does not store all weights, to save memory and time on long sequences.
+"""Attention that saves memory and time on long sequences by not storing all weights at once.
 
 Both classes implement equation 1 with the parameters of `MultiHeadAttention` but do not record the
 weights.
@@ -23,7 +23,7 @@ class BlockwiseAttention(MultiHeadAttention):
     """Attention computed block by block on any device, with dropout (see `blockwise_attention`)."""
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, except for rounding errors."""
+        """Return Attention(Q, K, V) for each head, up to rounding."""
         query, key, value, mask, _ = heads
         shape = (len(query), query.shape[2], query.shape[1], key.shape[1])
         rng, scale = self.dropout.draw_key(shape, train=train), score_scale(self.config)
@@ -37,7 +37,7 @@ class CudnnAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, _train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, except for rounding errors."""
+        """Return Attention(Q, K, V) for each head, up to rounding."""
         # With a mask, cuDNN's backward pass requires even numbers of queries and keys.
         query, key, value, mask, _ = heads
         num_queries, num_keys = query.shape[1], key.shape[1]

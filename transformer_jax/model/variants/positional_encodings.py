@@ -28,7 +28,10 @@ class AddNothing(AddPositions):
 
 
 class AddClampedPositions(AddLearnedPositions):
-    """A module that adds rows of a learned table. Positions past the table use its last row."""
+    """A module that adds rows of a learned table to its input.
+
+    Positions past the table use its last row.
+    """
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
         """Return the table row for each position."""

@@ -28,7 +28,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
     If n is not a power of two, return the slopes for p heads, where p is the next lower power of
-    two, followed by the first n - p of every second slope for 2 p heads.
+    two, and then the first, third, fifth, and so on of the slopes for 2 p heads, until there are n.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -85,7 +85,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     def setup(self) -> None:
-        """Create the projections and two vectors for each of the 2 R + 1 distances."""
+        """Create the projections and, for each of the 2 R + 1 distances, two vectors."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -93,7 +93,7 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Compute scores q (k + a) and averages of v + b; a and b are the vectors for the distance.
+        """Compute scores q (k + a) and averages of v + b with vectors a and b for each distance.
 
         Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """
@@ -126,15 +126,15 @@ def bucket_starts(num_buckets: int) -> list[int]:
 class T5Attention(MultiHeadAttention):
     """Attention whose scores have a learned bias per head and distance bucket (T5, Raffel et al.).
 
-    Half of the buckets are for keys after the query. Differs from T5, in which all layers of a
-    stack share the biases; here, each layer has its own. In addition, T5 does not scale the dot
-    product; for the same effect, set `model.attention_score` to dot_product.
+    Half of the buckets are for keys after the query. Unlike in T5, the layers of a stack do not
+    share their biases. In addition, T5 does not scale the dot product; for the same effect, set
+    `model.attention_score` to dot_product.
     """
 
     is_causal: ClassVar[bool] = False
 
     def setup(self) -> None:
-        """Create the projections and one bias for each bucket and head."""
+        """Create the projections and a table with one bias for each bucket and head."""
         super().setup()
         shape = self.config.position_buckets, self.config.num_heads
         self.bias = self.param("bias", nn.initializers.xavier_uniform(), shape)
