@@ -126,12 +126,9 @@ def _run_steps(
     learning_rate = learning_rate_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
-    # All processes run the same program, so tracing one of them is enough.
-    num_traced = config.train.profile if run.group.is_primary else 0
-    trace_folder = run.folder.path / "profile"
     with (
         CompiledStep(make_train_step(run.model, config.train), run.sharding) as train_step,
-        StepTracer(trace_folder, after=first + schedule.log_every, steps=num_traced) as tracer,
+        _make_tracer(run, after=first + schedule.log_every) as tracer,
     ):
         for step in range(first + 1, schedule.steps + 1):
             batch = run.batches.local_batch(step - 1, run.sharding.shard)
@@ -176,6 +173,12 @@ def _run_steps(
                 count = schedule.patience
                 writer.say(f"training stops: perplexity has not improved in {count} checkpoints")
                 break
+
+
+def _make_tracer(run: RunComponents, after: int) -> StepTracer:
+    # All processes run the same program, so tracing one of them is enough.
+    num_steps = run.folder.config.train.profile if run.group.is_primary else 0
+    return StepTracer(run.folder.path / "profile", after=after, steps=num_steps)
 
 
 def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
