@@ -19,6 +19,6 @@ from transformer_jax.config import Config
 
 CONFIG = Config().change(
     data={"corpus": "tfds", "dataset": "wmt14_translate/de-en", "languages": ("en", "de")},
-    # Table 3's models do not average checkpoints, so the latest and best checkpoints are enough.
+    # Table 3 does not use checkpoint averaging, so the latest and best checkpoints are enough.
     train={"keep_checkpoints": 1},
 )

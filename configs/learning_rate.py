@@ -4,7 +4,7 @@
 
 The name p3_w500 means a peak learning rate of 0.003 after 500 warmup steps.
 
-Differs from the paper: each row sets the peak directly instead of using 1 / sqrt(d_model
+Differs from the paper: each row sets the peak directly instead of using 1 / sqrt(d_model *
 warmup_steps).
 """
 

@@ -6,12 +6,12 @@ FOLDER (or $TRANSFORMER_JAX_DATA) must contain multi30k/tok/ with the files from
 github.com/multi30k/dataset, compressed with gzip.
 
 Wu et al. (ACL 2021) report 41.02 tokenized lowercased BLEU on test_2016_flickr for Transformer-Tiny
-trained on text only. Our run is not finished: in two hours on two CPU cores, it completed 4,992 of
-at most 8,000 steps and reached 40.01 BLEU (see experiments/LOG.md).
+trained on text only. Our run is not finished. In two hours on two CPU cores, it completed 4,992
+steps (the limit is 8,000) and reached 40.01 BLEU (see experiments/LOG.md).
 
-Differs from the paper: attention biases, a dropout rate of 0.3, a different peak learning rate and
-warmup, a different epsilon for Adam, gradient clipping, early stopping, a beam size of 5, and a
-length penalty with an exponent of 1.
+Differs from the paper: the recipe uses attention biases, a dropout rate of 0.3, gradient clipping,
+early stopping, a beam size of 5, and a length penalty with an exponent of 1. It also changes the
+peak learning rate, the warmup, and Adam's epsilon.
 """
 
 from transformer_jax.config import Config
@@ -47,7 +47,7 @@ CONFIG = Config().change(
     train={
         "steps": 8000,
         "warmup_steps": 2000,
-        # The learning rate peaks at 0.005 instead of the paper's 1 / sqrt(d_model warmup_steps).
+        # The learning rate peaks at 0.005 instead of the paper's 1 / sqrt(d_model * warmup_steps).
         "learning_rate_scale": 0.005 * (128 * 2000) ** 0.5,
         "adam_epsilon": 1e-8,
         "clip_norm": 25.0,

@@ -48,7 +48,7 @@ FLAX_WMT = PAPER.change(
         "dtype": "bfloat16",
     },
     data={"vocab_size": 32_000, "batch_tokens": 8 * 32 * 256},
-    # The learning rate peaks at 0.002 instead of the paper's 1 / sqrt(d_model warmup_steps).
+    # The learning rate peaks at 0.002 instead of the paper's 1 / sqrt(d_model * warmup_steps).
     train={
         "warmup_steps": 1000,
         "learning_rate_scale": 0.002 * (1024 * 1000) ** 0.5,

@@ -14,8 +14,8 @@ The `additive` and `general` rows are named after their attention scores and use
 decoder in these two rows follows Luong et al. (2015). The `conv` row is ConvS2S (Gehring et al.
 2017).
 
-Differs from the paper: the same changes as in configs/table3_multi30k.py. The recurrent models clip
-the per-token gradient at 5, a looser limit than in the cited papers (Sutskever et al. and Luong et
+Differs from the paper in the same ways as configs/table3_multi30k.py. The recurrent models clip the
+per-token gradient at 5, a looser limit than in the cited papers (Sutskever et al. and Luong et
 al.).
 """
 

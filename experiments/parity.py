@@ -4,8 +4,8 @@
 
 This command exports the run to every format and opens each export in a program that reads the
 format. All programs use the same beam size, length penalty (length^0.6), and length limits. Each
-program has its own rule for ending a beam search, so their translations can differ, and none of the
-programs always finds the best one. To make the scores comparable, the float32 model in CTranslate2
+program ends a beam search by its own rule, so translations can differ between programs. No program
+always finds the best translation. To make the scores comparable, the float32 model in CTranslate2
 scores all translations, except in the comparison with the safetensors export. That export has the
 same parameters as the run, so in this comparison, the run and the export each score their own
 translations. The table goes to standard output. Lines whose translations differ go to standard

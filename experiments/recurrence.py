@@ -2,8 +2,9 @@
 
     python -m experiments.recurrence sweeps/recurrence
 
-The command writes tables and a figure. They show the time that each architecture takes to reach a
-given BLEU score on the development set, and its BLEU on the test set by sentence length.
+The command writes tables and a figure. They show how long each architecture takes to reach a given
+BLEU score on the development set, and how its BLEU score on the test set varies with sentence
+length.
 """
 
 import itertools
@@ -57,7 +58,7 @@ class RunScores:
     test_bleu: float
     """BLEU on the test set, with the search settings in the config."""
     by_length: Mapping[Bucket, tuple[int, float]]
-    """The number of sentences in each bucket of source lengths, and their test BLEU."""
+    """The number of test sentences and their BLEU score, keyed by bucket of source lengths."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def draw_figure(rows: Sequence[Row]) -> Picture:
-    """Plot development BLEU by training time, and test BLEU by source length."""
+    """Plot the development BLEU against training time and the test BLEU against source length."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     by_time, by_length = figure.subplots(1, 2)
     buckets = rows[0].runs[0].by_length

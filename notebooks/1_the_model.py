@@ -156,8 +156,8 @@ plt.show()
 #
 # Layer normalization acts on each position separately. It subtracts the mean of the 512 components
 # and divides by their standard deviation. It does not mix positions, and it does not depend on the
-# other sentences in the batch. The next figure shows this for five positions with very different
-# scales.
+# other sentences in the batch. The next figure shows this for five positions whose vectors have
+# very different scales.
 
 # %%
 from transformer_jax.model.layers import layer_norm
@@ -633,9 +633,9 @@ plt.show()
 # %% [markdown]
 # *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* the dots
 # mark the minima. Without smoothing, the loss always falls as the model becomes more certain. With
-# smoothing, the loss is lowest near 0.9, and greater certainty increases the loss. The paper
-# reports that smoothing "hurts perplexity, as the model learns to be more unsure, but improves
-# accuracy and BLEU score".
+# smoothing, the loss is lowest at a probability near 0.9, and it rises if the model becomes even
+# more certain. The paper reports that smoothing "hurts perplexity, as the model learns to be more
+# unsure, but improves accuracy and BLEU score".
 
 # %% [markdown]
 # ## Where the parameters are

@@ -60,10 +60,11 @@ figure.colorbar(image, label="value")
 plt.show()
 
 # %% [markdown]
-# On the left, the color changes from row to row: these columns have the shortest wavelength, $2\pi
-# \approx 6.3$ positions. The wavelengths grow in a geometric progression to $10000 \cdot 2\pi$ on
-# the right, where the columns are almost constant. Because sines and cosines alternate, the plot
-# has fine stripes: at the right edge, the sines are near 0 and the cosines are near 1.
+# In the leftmost columns, the color changes from row to row: these columns have the shortest
+# wavelength, $2\pi \approx 6.3$ positions. The wavelengths grow in a geometric progression to
+# $10000 \cdot 2\pi$ on the right, where the columns are almost constant. Because sines and cosines
+# alternate, the plot has fine stripes: at the right edge, the sines are near 0 and the cosines are
+# near 1.
 #
 # The columns work like the hands of a clock or the digits of a number. The fast columns distinguish
 # neighboring positions, but their values repeat. The slow columns distinguish distant positions but
@@ -362,8 +363,8 @@ plt.show()
 
 # %% [markdown]
 # The gray region contains the lengths beyond $L$, which do not occur in training. The colored bands
-# cover the three seeds. Compare different schemes at the same length, but do not compare different
-# lengths for the same scheme, because the sentences at each length are different.
+# show the range over the three seeds. Compare different schemes at the same length, but do not
+# compare different lengths for the same scheme, because the sentences at each length are different.
 #
 # Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
 # random vectors. They are also better at lengths up to $L$, so part of their advantage may be due

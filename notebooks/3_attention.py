@@ -9,7 +9,7 @@
 #
 # - how to read the paper's attention figures, and how to draw them for any run;
 # - how cross-attention aligns a translation with its source, even if the word order differs;
-# - how to measure the distance over which a head attends, and how focused it is;
+# - how to measure the focus of a head and the distance over which it attends;
 # - how to mask a head, and how to measure which heads matter;
 # - what attention weights do *not* show.
 #
@@ -119,8 +119,8 @@ run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
 # The loss cannot reach zero, because label smoothing requires some uncertainty. The perplexity on
-# the development set, which is computed without smoothing, approaches 1: the model is nearly
-# certain of the correct token.
+# the development set is computed without smoothing. It approaches 1, so the model is nearly certain
+# of the correct token.
 
 # %%
 source = "two hundred and thirty-one thousand, four hundred and sixty-five"
@@ -270,7 +270,7 @@ plt.show()
 #
 # The paper has no figure of cross-attention, but it is the easiest kind to interpret: each row
 # shows which source tokens the decoder attends to while it predicts a target token. The alignment
-# view shows the mean weights over the heads of one layer.
+# view shows the weights of one layer, averaged over its heads.
 
 # %%
 picture(kind="cross", layer=-1, view="alignment")

@@ -150,8 +150,8 @@ plt.show()
 #   regularized model has learned the task. The paper trains base for 100,000 steps, which is long
 #   enough for capacity and regularization to matter.
 # - **B1 is worse than base here and in the paper.**
-# - **C4 and C7 are each far from base because of a single seed.** In the first figure, the two dots
-#   of each of these rows are far apart.
+# - **C4 and C7 are each far from base because of a single seed.** In the first figure, each of
+#   these rows has two dots that are far apart.
 # - **C1, C2, D1, and E are slightly better than base, but they lie inside the gray band.** This
 #   sweep does not show whether they differ from base. For E, `docs/positions.md` describes control
 #   experiments.
@@ -199,11 +199,11 @@ plt.show()
 
 # %% [markdown]
 # An interval that contains 0 is inconclusive. Within the training length, the sign depends on the
-# text: sinusoids are better on both texts of numbers, and the learned table is better on the
-# Multi30k captions. Neither scheme is always better, which is consistent with the paper's "nearly
-# identical results". Just beyond the training length, the learned table does not beat sinusoids on
-# any of the three texts. Notebook 2 shows the reason: the table's rows for those positions are
-# untrained.
+# text: sinusoids are better on the number words and the short numbers, and the learned table is
+# better on the Multi30k captions. Neither scheme is always better, which is consistent with the
+# paper's "nearly identical results". Just beyond the training length, the learned table does not
+# beat sinusoids on any of the three texts. Notebook 2 shows the reason: the table's rows for those
+# positions are untrained.
 #
 # ## Compare your own runs
 #

@@ -303,9 +303,9 @@ plt.show()
 # The encoder's vector for the word "thirty" starts as the embedding of "thirty" plus a positional
 # encoding. After the encoder layer, the vector may also contain information about neighboring
 # words. A *probe* tests for this: it is a linear classifier that reads the vector at one position
-# and predicts a property of the sentence. We predict the last digit of the number from every
-# position, before and after the encoder layer. We fit the probe to half of the test set and score
-# it on the other half.
+# and predicts a property of the sentence. We predict the last digit of the number from the vector
+# at each position, both before and after the encoder layer. We fit the probe to half of the test
+# set and score it on the other half.
 
 # %%
 lengths = np.array([len(sequence) for sequence in tokens["en"]])

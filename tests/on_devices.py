@@ -73,8 +73,8 @@ def train(
 
 
 def divide_state() -> dict[int, float]:
-    """Return the largest share of the FSDP state that any device holds, by device count."""
-    # Use two layers of the base model at an eighth of its width, with an odd vocabulary size.
+    """For each device count, return the largest share of the FSDP state that any device holds."""
+    # Use the base model with two layers, an eighth of the width, and an odd vocabulary size.
     config = Config().change(
         model={"num_layers": 2, "d_model": 64, "d_ff": 256, "num_heads": 8, "d_k": 8, "d_v": 8}
     )

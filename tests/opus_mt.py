@@ -42,7 +42,7 @@ def write_tokenizers(folder: Path) -> int:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         sides.append({processor.id_to_piece(i) for i in range(3, len(processor))})
     source, target = sides
-    # Omit one piece of each language, which is then encoded as the unknown token.
+    # Omit one piece of each language, so that this piece is encoded as the unknown token.
     pieces = (source | target) - {max(source - target), max(target - source)}
     tokens = ["</s>", "<unk>", *sorted(pieces), ">>deu<<", "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}), "utf-8")

@@ -242,6 +242,6 @@ class BeamSlots:
         return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return each slot's ancestors [B, J, L] at all steps up to this one, followed by zeros."""
+        """Return each slot's ancestors at all steps so far, padded with zeros, [B, J, L]."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))

@@ -55,7 +55,7 @@ def name(page: Path) -> str:
 def commands(page: Path) -> list[Command]:
     """Return the commands on a page in order.
 
-    The label of a shell command follows `  # ` at the end of its last line. Blocks of Python that
+    The label of a shell command follows `  # ` at the end of its last line. Python blocks that
     begin with `# sketch` are omitted. A block that begins with `# PATH.py` contains that file.
     """
     found = []

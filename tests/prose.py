@@ -45,7 +45,7 @@ class Passage(NamedTuple):
 
 
 def passages() -> Iterator[Passage]:
-    """Yield the prose of each file: first Python, and then Markdown."""
+    """Yield the prose of all Python files, and then of all Markdown files."""
     for folder in FOLDERS:
         for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
             if path not in SKIPPED:

@@ -26,7 +26,7 @@ SMALL = Config().change(
         "d_v": 8,
         "max_length": 64,
     },
-    # An epoch has four batches of two shapes, so a run covers two epochs with few compilations.
+    # The four batches of an epoch have only two shapes, so a two-epoch run needs few compilations.
     data={
         "corpus": "text",
         **FILES,
@@ -61,6 +61,6 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def with_architecture(architecture: str, **model: Any) -> Config:
-    """Return `SMALL` with another architecture, and reset the fields that the new one ignores."""
+    """Return `SMALL` with another architecture and with defaults for the fields that it ignores."""
     unused = unused_defaults(architecture)
     return SMALL.change(model={**unused, "architecture": architecture, **model})

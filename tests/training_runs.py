@@ -20,7 +20,7 @@ from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import init_state
 
 QUIET = Console(quiet=True)
-# This secret is in environment variables while the tests train their shared runs.
+# While the tests train their shared runs, environment variables contain this secret.
 PRIVATE = "hunter2-and-more"
 # JAX traces a jitted function once for each model and config.
 INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))

@@ -147,7 +147,7 @@ class Scaling(MeasureCommand):
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Lengths to compare, as the number of tokens in each source and each target. The
+    """Sentence lengths to compare, in tokens. Sources and targets have the same length. The
     first length is the reference."""
     tokens: int = 2048
     """Target tokens per step."""

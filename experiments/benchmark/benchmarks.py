@@ -27,7 +27,7 @@ from transformer_jax.training.flops import step_flops
 
 TRAINERS = ("ours", "torch", "torch-compiled")
 DECODERS = ("ours", "ctranslate2", "hf")
-# Sentence lengths to compare, with the same number of tokens per step.
+# Sentence lengths to compare. At every length, a step has the same number of tokens.
 LENGTHS = (128, 256, 512, 1024, 2048)
 
 
@@ -167,7 +167,7 @@ def decode(
     usual: Sequence[str] = DECODERS,
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding, using random parameters that prevent translations from ending early.
+    """Compare decoding speeds with random parameters. No translation ends early.
 
     Args:
         name: the name of the benchmark.

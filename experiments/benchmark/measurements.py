@@ -117,7 +117,7 @@ def summarize(
     Args:
         rounds: the results of all rounds, from `run_rounds`.
         name: the name of the benchmark.
-        unit: the unit of work, which is target tokens or sentences.
+        unit: the unit of work, either "target tokens" or "sentences".
         work: the sizes and settings of the benchmark.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.

@@ -101,8 +101,8 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train `torch.nn.Transformer` on preloaded batches, cycling through them.
 
     Args:
-        task: the sizes, the path to the saved batches, and is_compiled (whether to use
-        `torch.compile`).
+        task: a mapping with the keys `sizes`, `arrays` (the path to the saved batches), and
+            `is_compiled` (whether to use `torch.compile`).
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -157,7 +157,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
 
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return Hugging Face's library and a Marian model of the given sizes with random weights."""
+    """Return the `transformers` module and a randomly initialized Marian model of these sizes."""
     library: Any = importlib.import_module("transformers")
     # CTranslate2's converter requires the padding token to be both the last token of the vocabulary
     # and the first token of each translation.
@@ -299,8 +299,8 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with CTranslate2, using a run's export.
 
     Args:
-        task: a mapping with the keys folder (the export), compute_type, lines, beam_size, alpha
-            (the exponent of the length penalty), and limits (the maximum length of each
+        task: a mapping with the keys `folder` (the export), `compute_type`, `lines`, `beam_size`,
+            `alpha` (the exponent of the length penalty), and `limits` (the maximum length of each
             translation, excluding the end token).
     """
     library: Any = importlib.import_module("ctranslate2")

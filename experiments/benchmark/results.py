@@ -1,4 +1,4 @@
-"""The results of benchmarks: JSON with every sample, and a table of ratios."""
+"""Benchmark results: JSON with every sample, and a table of ratios."""
 
 import dataclasses
 import datetime

@@ -33,7 +33,8 @@ FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
 class WorkerFailedError(Exception):
     """A worker cannot run or has failed. The message gives the reason.
 
-    The message omits the folders of absolute paths, so that published results do not reveal them.
+    The message shortens each absolute path to its file name, so that published results do not
+    reveal folders.
     """
 
     def __init__(self, reason: str) -> None:
@@ -164,7 +165,7 @@ class Rounds(NamedTuple):
     workers: dict[str, ReadyWorker]
     """Workers that have a sample from every round, in the order in which they started."""
     skipped: dict[str, str]
-    """Workers without samples, each with the reason."""
+    """For each worker that was skipped, the reason."""
 
 
 def run_rounds(

@@ -1,7 +1,7 @@
 """The tasks of this project's workers: training, translation, serving, and the input pipeline.
 
-Each function with a parameter `task` returns the `Workload` that the task describes. Tasks are JSON
-data.
+A worker passes its task, which is JSON data, to one of these functions. The function returns the
+`Workload` that the task describes.
 """
 
 import itertools
@@ -105,8 +105,9 @@ def translate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences the way `transformer-jax translate` does.
 
     Args:
-        task: a mapping with the keys sizes, sources (lists of tokens with end tokens), beam_size,
-            and extra (the number of extra tokens in a translation, compared with its source).
+        task: a mapping with the keys `sizes`, `sources` (lists of tokens with end tokens),
+            `beam_size`, and `extra` (the number of extra tokens in a translation, compared with its
+            source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -132,8 +133,8 @@ def serve(task: Mapping[str, Any]) -> Workload:
     """Translate lines of text with a run's model, including tokenization and detokenization.
 
     Args:
-        task: a mapping with the keys run (a path), lines, beam_size, and alpha (the exponent of the
-            length penalty).
+        task: a mapping with the keys `run` (a path), `lines`, `beam_size`, and `alpha` (the
+            exponent of the length penalty).
     """
     run = load(task["run"])
     decoding = {
@@ -153,9 +154,9 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """Train on a config's text the way a run does between two reports.
 
     Args:
-        task: a mapping with the keys config (JSON data), steps, and is_preloaded. If is_preloaded
-            is true, train on preloaded full batches with the same shapes, in the same order, as the
-            text's batches.
+        task: a mapping with the keys `config` (JSON data), `steps`, and `is_preloaded`. If
+            `is_preloaded` is true, train on preloaded full batches that have the same shapes as the
+            text's batches, in the same order.
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])
@@ -201,7 +202,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 
 
 def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
-    """Return a random batch of the given shape without padding."""
+    """Return a random batch of the given shape, without padding."""
     rng = np.random.default_rng(0)
     source_size = source_vocab_size or vocab_size
     return Batch(

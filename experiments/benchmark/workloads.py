@@ -100,11 +100,12 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return real batches in the shapes that contain most of a text's tokens.
+    """Return batches of a config's text that have one of the most common shapes.
 
     Args:
         config: the config that specifies the text.
-        tokens: how many target tokens a batch must contain on average, if the text is large enough.
+        tokens: the minimum mean number of target tokens per batch. The batches of a small text can
+            have fewer.
         shapes: the maximum number of shapes. Each shape requires one compilation.
         count: the maximum number of batches.
     """

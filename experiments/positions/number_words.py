@@ -3,9 +3,9 @@
     transformer-jax sweep experiments/positions/number_words.py --seeds 3
     python -m experiments.positions sweeps/number_words
 
-A run takes two to three minutes on one CPU core, including scoring. A line with k numbers has at
-most 15 k tokens, so every line with two numbers fits in L = 30 tokens, and every line with eight
-numbers fits in 4 L tokens.
+A run takes two to three minutes on one CPU core, including scoring. A line has at most 15 tokens
+for each number, so every line with two numbers fits in L = 30 tokens, and every line with eight
+numbers fits in 4 L = 120 tokens.
 """
 
 from configs.tiny import CONFIG as TINY

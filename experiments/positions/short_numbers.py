@@ -3,9 +3,9 @@
     transformer-jax sweep experiments/positions/short_numbers.py --seeds 3
     python -m experiments.positions sweeps/short_numbers
 
-This sweep is like number_words, except that each number has one to six digits. Training therefore
-includes some lines of up to eight numbers that fit in L = 30 tokens. Longer lines have more tokens,
-but still at most eight numbers.
+This sweep is like number_words, except that each number has one to six digits. As a result, some
+lines with as many as eight numbers fit in L = 30 tokens and are used for training. Longer lines
+have more tokens, but still at most eight numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

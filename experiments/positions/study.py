@@ -65,11 +65,11 @@ class Study:
     curves: Mapping[str, Curve]
     """The curve of each scheme that has a finished run."""
     missing: Sequence[str]
-    """Runs and sentences without scores, each with the reason."""
+    """The runs and sentences that were not scored, and why."""
 
 
 def score_by_length(sweep: Sweep) -> Study:
-    """Score the translations of a sweep's finished runs in buckets by length.
+    """Split the translations of a sweep's finished runs into buckets by length, and score each one.
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
@@ -152,8 +152,8 @@ def read_scores(path: Path) -> Study:
 def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
     """Split sentences into buckets that end at multiples of L / 2, up to 4 L.
 
-    A bucket with fewer than `MIN_SENTENCES` sentences is merged with the next bucket, or with the
-    previous bucket if it is the last. No bucket contains lengths on both sides of L.
+    If a bucket has fewer than `MIN_SENTENCES` sentences, it is merged with the next bucket on the
+    same side of L. If there is no next bucket, it is merged with the previous one.
 
     Args:
         lengths: int[sentences], in tokens.

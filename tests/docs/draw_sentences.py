@@ -18,7 +18,7 @@ MIN_WORDS = 4
 
 
 def main() -> None:
-    """Print numbered sentences, with their files and lines if `--places` is given."""
+    """Print numbered sentences. With `--places`, also print the file and line number of each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=80)

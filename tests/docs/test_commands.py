@@ -28,7 +28,8 @@ CHEAP = sorted(
     - {*RECURSIVE}
 )
 # These commands import JAX. They run in forks of a process that has already imported it. The other
-# commands run in a shell to test that it finds `transformer-jax` in an activated environment.
+# commands run in a shell, to test that the shell finds `transformer-jax` in an activated
+# environment.
 SLOW_TO_IMPORT = tuple(
     f"transformer-jax {name} " for name in ("params", "paper", "prepare", "sweep")
 )
@@ -142,7 +143,7 @@ def test_each_picture_has_a_name_of_its_own() -> None:
 def train_demo(folder: Path) -> None:
     """Train the demo in a new clone, and check that it learns its task."""
     output = run(Command(DEMO, ""), make_clone(folder))
-    # The last number is the score on the held-out lines. The numbers before it show the progress of
+    # The last number is the score on the held-out lines. The numbers before it were printed during
     # the training.
     *_, exact = re.findall(r"exact +([0-9.]+)%", output)
     assert float(exact) >= 98

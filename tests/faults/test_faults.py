@@ -47,7 +47,7 @@ class Trainer:
     folder: Path
 
     def start(self, *arguments: str, die: str | None = None) -> int:
-        """Start a command, which may kill itself at one of `MOMENTS`, and return its process ID."""
+        """Start a command that may kill itself at one of `MOMENTS`, and return its process ID."""
         # A killed process may leave a partial file in the cache, so do not share the cache.
         programs = str(self.folder / "programs")
         return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)

@@ -26,7 +26,7 @@ def train_once(config: Config, name: str, factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_steps() -> Iterator[None]:
-    """Trace and compile the training step only once per worker for equivalent runs."""
+    """Trace and compile the training step only once for all equivalent runs in a worker."""
     with share_compiled_steps():
         yield
 

@@ -62,8 +62,8 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # All shapes have been compiled by this point, so nothing else may be compiled. The guard
-    # raises an error if data moves between host and device without an explicit transfer.
+    # All shapes have been compiled by this point, so another epoch must not compile anything. The
+    # guard raises an error if data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
         # Check that the guard itself raises an error.
@@ -116,8 +116,8 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         "max_minutes_between_checkpoints": 1.0,
         "profile": 1,
     }
-    # Other tests rely on this property, because runs that differ only in these fields share their
-    # steps.
+    # Other tests rely on this property: their runs use the same compiled steps if they differ only
+    # in these fields.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
 
@@ -126,8 +126,8 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
 def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In other tests, the runs in a process share their steps. In this test, each run builds its
-    # own steps.
+    # In other tests, the runs in a process reuse each other's compiled steps. In this test, each
+    # run builds its own steps.
     monkeypatch.setattr(loop, "make_train_step", make_train_step)
     # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})

@@ -107,7 +107,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 
 def parameter_bytes(answers: dict[str, dict[str, Any]]) -> float:
-    """Return the size of all parameters. A state contains them and two float32 moments."""
+    """Return the size of all parameters. A state also has two float32 moments per parameter."""
     return answers["data"]["programs"][0]["state_bytes"] / 3
 
 

@@ -196,7 +196,8 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     path = train(SMALL.change(train={"bleu_every": 100}), tmp_path / "run")
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
-    # Before the first skipped step, the runs differ only in rounding: they use different programs.
+    # Before the first skipped step, the runs differ only in rounding, because they use different
+    # programs.
     assert reports[0].keys() == usual[0].keys()
     assert reports[0]["perplexity"] == pytest.approx(usual[0]["perplexity"], rel=1e-3)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
@@ -325,8 +326,8 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Step 2 has the best perplexity. The perplexities at steps 3 to 5 are all worse, although they
-    # improve from 7.0 to 5.5.
+    # Step 2 has the best perplexity. From step 3 to step 5, the perplexity improves from 7.0 to
+    # 5.5, but it is always worse than at step 2.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

@@ -84,7 +84,7 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
 def train_in_forks(
     forks: Forks, folder: Path, *options: Sequence[str], num_devices: int = 1
 ) -> Path:
-    """Train a run with one process per list of options, and return its path."""
+    """Start one process for each list of options, wait until the run ends, and return its path."""
     (folder / "mine.py").write_text(CONFIG)
     command, log = ("train", "mine.py", "--out", "run"), folder / "log"
     settings: dict[str, Any] = {"folder": str(folder), "num_devices": num_devices}
@@ -96,7 +96,7 @@ def train_in_forks(
 
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
-    """The path to an uninterrupted run that two processes trained."""
+    """The path to an uninterrupted run with two processes."""
     return train_in_forks(forks, tmp_path_factory.mktemp("processes"), *options_of_two())
 
 

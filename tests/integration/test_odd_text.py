@@ -21,7 +21,7 @@ from transformer_jax.cli import main
 PAIRS = [(s.encode(), t.encode()) for s, t in read_pairs("train")]
 LONG = b"x" * 1_000_000
 
-# Lines that `prepare` drops from the training set, each with the reason that it reports.
+# Lines that `prepare` drops from the training set, each with the reason that `prepare` reports.
 DROPPED_LINES: list[tuple[bytes, str]] = [
     (b"", "empty"),
     (b"  ", "empty"),

@@ -1,4 +1,4 @@
-"""Test the recurrence study's tables and figure on the files of synthetic runs."""
+"""Test the recurrence study's tables and figure with synthetic runs."""
 
 import json
 from pathlib import Path

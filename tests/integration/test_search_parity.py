@@ -81,7 +81,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     if beam_size == 1:
         # Rounding can reverse a near tie.
         assert found.equal >= 99
-    # Our beam search continues until no other hypothesis can win, so only pruning can lower its
-    # score.
+    # Our beam search continues until no other hypothesis can win, so only pruning can make it
+    # miss a translation with a higher score.
     assert found.theirs_higher <= 3
     assert found.equal + found.ours_higher + found.theirs_higher == 100

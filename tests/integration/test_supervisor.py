@@ -255,7 +255,7 @@ def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
     timeout = 10.0
     supervisor, trainer = start_supervisor(processes, tmp_path, "train(50)", step_timeout=timeout)
     os.kill(trainer, signal.SIGSTOP)
-    # Let the supervisor read all messages before it is stopped.
+    # Before stopping the supervisor, let it read all messages.
     time.sleep(1)
     os.kill(supervisor.pid, signal.SIGSTOP)
     time.sleep(timeout + 2)

@@ -1,4 +1,4 @@
-"""Test that training commands print the next command, save on a signal, and reproduce a run."""
+"""Test that training commands suggest the next command, save on a signal, and reproduce a run."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     # `reproduce` does not change the original run, not even its lock file.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
-    # Repeating the command resumes the finished run without training any more steps.
+    # Repeating the command resumes the finished run, which has no steps left.
     assert main(["reproduce", "original"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 

@@ -41,7 +41,8 @@ def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: 
     x = normal(0, 2, LENGTH, SMALL.d_model)
     params = drawn_params(attention, x, x, mask)
     near = mask & is_near(window)
-    # A query without allowed keys attends evenly, but not to the same keys as in full attention.
+    # A query that has no allowed keys spreads its attention evenly, but over different keys than in
+    # full attention.
     has_keys = np.broadcast_to(near.any(axis=-1)[:, 0], (2, LENGTH))
     expected: Floats = multi_head_attention(params, x, x, near)
     actual = apply(attention, params, x, x, mask)

@@ -1,4 +1,4 @@
-"""Test that each source-length bucket has the scores that its sentences would have alone."""
+"""Test that each source-length bucket is scored like a test set of only its sentences."""
 
 import sacrebleu
 from small import read_pairs

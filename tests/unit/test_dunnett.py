@@ -8,12 +8,12 @@ from transformer_jax.sweeps.dunnett import Correlation, dunnett_probability, dun
 
 
 def equal_correlations(size: int) -> Correlation:
-    """Return the correlations between comparisons with a shared baseline in a balanced design."""
+    """For a balanced design, return the correlations between comparisons with the same baseline."""
     return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 
-# Two-sided 5% critical values from Dunnett (1964), as tuples of the number of comparisons, the
-# degrees of freedom, and the critical value.
+# The two-sided 5% critical values are from Dunnett (1964). Each tuple contains the number of
+# comparisons, the degrees of freedom, and the critical value.
 @pytest.mark.parametrize(
     ("size", "freedom", "value"),
     [(1, 5, 2.57), (2, 5, 3.03), (5, 5, 3.62), (3, 10, 2.76), (9, 20, 2.95), (2, 10**6, 2.21)],

@@ -1,4 +1,4 @@
-"""Test the searches for settings that fit in memory, using a fake compiler."""
+"""Use a fake compiler to test the searches for settings that fit in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

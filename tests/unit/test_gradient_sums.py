@@ -62,7 +62,7 @@ def sorted_shapes(leaves: Iterable[Any]) -> list[tuple[int, ...]]:
 
 
 def check_gradients(arrays: list[tuple[str, Any]], config: Config, dtype: str) -> None:
-    """Check that devices sum each parameter's gradient and the loss exactly once."""
+    """Check that the devices sum the loss and each parameter's gradient exactly once."""
     added = [x for name, x in arrays if name != "all_gather"]
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sorted_shapes(x for x in added if x.shape) == sorted_shapes(params)

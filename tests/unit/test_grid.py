@@ -1,4 +1,4 @@
-"""Test that a grid gives the same scores as separate evaluations and does not repeat them."""
+"""Test that a grid gives the same scores as separate evaluations and reuses stored results."""
 
 import json
 import shutil

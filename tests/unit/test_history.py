@@ -74,7 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def copy_run(run: RunDirectory, path: Path, reports: list[Any], **changes: Any) -> RunDirectory:
-    """Copy a run and change its metrics and its config."""
+    """Copy a run, and change the metrics and the config of the copy."""
     shutil.copytree(run.path, path)
     description = json.loads((path / "run.json").read_text())
     for section, fields in changes.items():

@@ -93,8 +93,8 @@ def test_a_collective_in_a_loop_counts_once_per_iteration() -> None:
 
 
 def test_a_collective_in_several_fusions_of_a_tpu_counts_once() -> None:
-    # Two collectives share a channel. The first collective is in three fusions: its start, its end,
-    # and the work that overlaps with it.
+    # Two collectives share a channel. The first collective appears in three fusions: one starts it,
+    # one does other work at the same time, and one ends it.
     assert collectives_of("""\
         %fused_computation.1 (p: bf16[4]) -> (bf16[4], bf16[8]) {
           %all-gather.1 = bf16[8]{0} all-gather(%p), channel_id=1

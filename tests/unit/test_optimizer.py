@@ -1,4 +1,4 @@
-"""Test gradient clipping against Optax. `test_paper` compares the learning rate with the paper."""
+"""Test gradient clipping against Optax. `test_paper` compares the learning rate with Equation 3."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from transformer_jax.interop.optional import import_optional, require_library
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder from which Python can import libraries."""
+    """An empty folder on Python's import path."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 

@@ -21,7 +21,7 @@ def check_test_exists(test: str) -> None:
 
 
 def check_command(command: str) -> None:
-    """Parse a command the way the command line does, and load its configs."""
+    """Parse a command as `transformer-jax` does, and load its configs."""
     program, name, *rest = shlex.split(command)
     if program == "python":
         assert (name, rest[0]) == ("-m", "pytest")

@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_the_content_alone(
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace tokenizer training with a stub that appends its lines to the returned list."""
+    """Replace tokenizer training with a stub, and return a list that collects each call's lines."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int, __: str) -> Tokenizer:
@@ -476,7 +476,8 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint, verify_text=True)
-    # `find_prepared` must ignore unfinished data, whose folder ends in `.partial`.
+    # A folder whose name ends in `.partial` contains unfinished data, which `find_prepared` must
+    # ignore.
     shutil.move(first.folder, first.folder.with_suffix(".partial"))
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, first.fingerprint)
@@ -536,7 +537,7 @@ assert kilobytes < int(sys.argv[3])
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    # The limits are in kilobytes. Keeping all lines and tokens in memory would exceed them.
+    # The limits, in kilobytes, are too low for keeping all lines and tokens in memory.
     [
         ("one line of 100 MB", 1_000_000),
         ("2 million lines", 1_000_000),

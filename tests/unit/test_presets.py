@@ -67,7 +67,7 @@ def test_the_learning_rate_follows_the_authors_own_schedules(step: int) -> None:
     for name, constant, warmup in (("t2t_v1", 0.1, 4000), ("t2t_v2", 0.2, 8000)):
         decay = 5000.0 * 512**-0.5 * min(step * warmup**-1.5, step**-0.5)
         assert rate(name, step) == pytest.approx(0.002 * constant * decay, rel=1e-5)
-    # Flax's rate rises linearly to 0.002 over 1,000 steps, then decays as the inverse square root
-    # of the step.
+    # In Flax's WMT example, the learning rate rises linearly to 0.002 over 1,000 steps. It then
+    # decays with the inverse square root of the step.
     expected = 0.002 * (step / 1000 if step <= 1000 else math.sqrt(1000 / step))
     assert rate("flax_wmt", step) == pytest.approx(expected, rel=1e-5)

@@ -21,8 +21,8 @@ def test_a_step_that_compiles_is_described_by_its_memory_and_flops() -> None:
     target = parse_target("v5e")
     program = compile_step(SMALL, target, jax.devices()[:1], BUCKET)
     model = build_transformer(SMALL.model, SMALL.data.vocab_size)
-    # The state consists of the parameters and Adam's two moments in float32, and of five integers
-    # that count steps and updates.
+    # The parameters and Adam's two moments are stored in float32. The rest of the state is six
+    # integers, such as the step and the seed.
     assert program.state_bytes - 3 * 4 * parameter_counts(model)["total"] in range(16, 33)
     assert program.peak_bytes is not None
     assert program.state_bytes < program.peak_bytes <= program.capacity_bytes == target.capacity

@@ -19,7 +19,7 @@ SIZE = SMALL.d_model
 
 
 def make_model(**changes: Any) -> tuple[EncoderDecoder, dict[str, Any]]:
-    """Return a recurrent model with two layers and its parameters."""
+    """Return a two-layer recurrent model and its parameters."""
     model = build_model(replace(SMALL, architecture="rnn", **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 

@@ -42,9 +42,9 @@ KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
     """Return a test case for each combination of a search size and a length penalty.
 
-    A size consists of a beam size and a number of results. The fast tests pair the first size with
-    the first penalty, the second size with the second penalty, and so on. All other combinations
-    are slow tests.
+    Each search size has two parts: a beam size and a number of results. The fast tests pair the
+    first size with the first penalty, the second size with the second penalty, and so on. All other
+    combinations are slow tests.
     """
     return [
         pytest.param(*size, kind, marks=[pytest.mark.slow] if i != j else [])
@@ -63,7 +63,7 @@ class State(NamedTuple):
     """The tokens that each slot has read, [B, J, L]."""
     table: Array
     """The logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
-    tokens, and its index is the number that has these tokens as its base-N digits.
+    tokens. Its index is the number whose digits in base N are these tokens.
     """
 
 
@@ -127,7 +127,7 @@ def greedy(table: Array, limits: Array, suppress_tokens: tuple[int, ...] = ()) -
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
-    """Return the log-probability of each possible next token after `tokens` in one sentence."""
+    """Return the log-probability of each token that can follow `tokens` in one sentence's table."""
     number = 0
     for token in tokens:
         number = number * table.shape[-1] + token
@@ -183,10 +183,10 @@ def tensor2tensor_beam(
 ) -> list[Scored]:
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
-    Each step sorts the continuations of all hypotheses and keeps the best 2 x beam size.
+    Each step sorts the continuations of all hypotheses and keeps the 2 x `beam_size` best ones.
     Continuations that end with `EOS` become finished translations, and the likeliest of the others
-    stay in the beam. If no hypothesis of a sentence has finished by the limit, all of its
-    hypotheses end at that point.
+    stay in the beam. If no hypothesis has finished when the search reaches the limit, all
+    hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []

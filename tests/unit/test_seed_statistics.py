@@ -164,8 +164,8 @@ UNLUCKY = to_scores([[33.3, 33.5], [24.9, 25.1], [33.2, 33.1], [33.0, 33.3], [35
 def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
     lucky = {row: by_seed for row, by_seed in UNLUCKY.items() if row != "4"}
     before, after = analyze(lucky), analyze(UNLUCKY)
-    # The pooled standard deviation is the same, but the comparisons of rows 1 to 3 get only 3/4 of
-    # the total error rate.
+    # The pooled standard deviation does not change. Row 4 takes up 1/4 of the total error rate and
+    # leaves 3/4 for rows 1 to 3.
     for row in ("2", "3"):
         assert p_of(after, row) == pytest.approx(p_of(before, row) / (3 / 4))
     for row in ("1", "2", "3"):

@@ -32,7 +32,7 @@ DROPOUT = SMALL.change(model={"dropout": 0.5})
 
 
 def random_batch(rows: int = 10) -> Batch:
-    """Return rows of different lengths, so that means over rows and means over tokens differ."""
+    """Return rows of different lengths, so that averages over rows and over tokens differ."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (2, rows, 9)).astype(np.int32)
     lengths = rng.integers(1, 10, (2, rows, 1))

@@ -88,7 +88,10 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
 
 
 def reached(name: str, num_layers: int, n: int) -> np.ndarray:
-    """Return, for each input, whether the gradient of a stack's last output is nonzero."""
+    """Return whether each input position affects the last output of a stack of layers.
+
+    A position affects the output if the gradient with respect to it is not zero.
+    """
     layer = make_layer(name, 8)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, 8)), jnp.float32)
     params = [layer.init(jax.random.key(i), x) for i in range(num_layers)]

@@ -33,8 +33,8 @@ def test_each_row_names_the_config_of_its_model_and_languages() -> None:
 
 def test_the_disk_holds_the_text_and_the_averaged_checkpoints() -> None:
     base, big = TABLE2[:2]
-    # Each checkpoint stores three float32 numbers per parameter, and 5 or 20 checkpoints are
-    # averaged.
+    # Each checkpoint stores three float32 numbers per parameter. Evaluation averages 5 checkpoints
+    # of the base model and 20 of the big model.
     assert estimate_disk(base) > base.text_bytes + 5 * 3 * 4 * 63.05e6
     assert estimate_disk(big) > big.text_bytes + 20 * 3 * 4 * 213e6
 

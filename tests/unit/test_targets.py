@@ -1,4 +1,4 @@
-"""Test the parsing of compilation targets, which does not need a compiler."""
+"""Test how compilation targets are parsed. Parsing does not need a compiler."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Test that text files are read exactly, and that a one-line error locates each fault."""
+"""Test that lines are read as written, and that a one-line error reports where each fault is."""
 
 import gzip
 import os
@@ -42,7 +42,7 @@ def open_corpus(folder: Path | str | None, **files: tuple[str, str] | None) -> T
 
 
 def write_corpus(folder: Path, source: bytes, target: bytes | None = None) -> TextFiles:
-    """Write a corpus with the given training files. The target defaults to the source."""
+    """Write a corpus that contains the given training text. The target defaults to the source."""
     files = {"train.en": source, "train.de": source if target is None else target}
     for name, data in {**files, "dev.en": b"one\n", "dev.de": b"eins\n"}.items():
         (folder / name).write_bytes(data)

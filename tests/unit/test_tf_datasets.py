@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 
 def synthetic(name: str, count: int) -> Pairs:
-    """Return synthetic English-German pairs of lines with different lengths."""
+    """Return `count` synthetic English-German line pairs. The lines vary in length."""
     rng = random.Random(name)
     return [
         (f"{name} {i}: a{' b' * rng.randrange(9)}", f"{name} {i}: {'ß' * rng.randrange(9)}c")

@@ -65,8 +65,8 @@ def test_no_position_sees_the_future() -> None:
             )[0]
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
-    # The axes are the position of the logits, the token, the batch (of size 1), the position of the
-    # embedding, and d_model.
+    # The first two axes are those of the logits: position and token. The last three are those of
+    # the embeddings: batch (of size 1), position, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 
@@ -195,8 +195,8 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
     assert sorted(path[:-1] for path, _ in active) == sorted(points)
     assert len(active) == 2 + 2 * 2 + 3 * 2
     for _, mask in active:
-        # The last axis of each mask has size d_model. A mask keeps about half of its elements, of
-        # which there are 192 in the encoder and 160 in the decoder.
+        # The last axis of each mask has size d_model. Masks have 192 elements in the encoder and
+        # 160 in the decoder. Each mask keeps about half of its elements.
         assert mask.shape[-1] == SMALL.d_model
         assert 0.3 < float(mask.mean()) < 0.7
     masks = {np.asarray(mask).tobytes() for _, mask in active}

@@ -23,7 +23,7 @@ from transformer_jax.model.transformer import EncoderDecoder, Params
 
 @dataclass(frozen=True)
 class Architecture:
-    """The functions that implement an architecture, called by the functions below."""
+    """One architecture's implementations of the functions below."""
 
     build: Callable[..., EncoderDecoder]
     init_decoding: Callable[..., Any]

@@ -2,8 +2,8 @@
 
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
 to preserve their variance (sections 3.2 and 3.4). Unlike ConvS2S, this model uses no weight
-normalization or gradient scaling, initializes its weights with the Glorot uniform method, and takes
-the attention score and positional encodings from the config.
+normalization or gradient scaling, and it initializes its weights with the Glorot uniform method.
+The config determines the attention score and the positional encodings.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
 width, N vocab_size.

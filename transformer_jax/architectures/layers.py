@@ -2,7 +2,7 @@
 
 The package's models use these layers with residual connections and normalization. `LAYERS` maps the
 names in Table 1 to modules.
-Shapes: B batch, T positions (the n of Table 1), D d_model (the d of Table 1).
+Shapes: B batch, T positions (n in Table 1), D d_model (d in Table 1).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Attention from the decoder to the source, as in the models that the Transformer replaced.
 
-This attention has one head, and only the additive score projects queries and keys.
+This attention has a single head. It projects queries and keys only for the additive score.
 Shapes: B batch, T queries, S source positions, D d_model.
 """
 

@@ -117,7 +117,7 @@ def _alternatives(kind: Any) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words on the command line in a value of these types."""
+    """Return the maximum number of command-line words that a value of these types can have."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -127,7 +127,7 @@ def _max_words(alternatives: Alternatives) -> float:
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
     """Suggest the option closest to `name`.
 
-    Prefer an option that adds a section or `-from` to `name`.
+    Prefer an option that is `name` with a section before it or with `-from` after it.
     """
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)

@@ -56,7 +56,7 @@ class ConfigCommand(abc.ABC):
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
     def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Return the rows with sections replaced as `--data-from` and similar options specify."""
+        """Apply `--data-from` and similar options to the rows, and return the resulting rows."""
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
         return with_sections(rows, sections)
@@ -123,6 +123,9 @@ def check_new_file(path: Path) -> None:
 
 
 def find_free_name(path: Path) -> Path:
-    """Return the path if it does not exist, or else the first free path with a number appended."""
+    """Return a path that does not exist yet.
+
+    If `path` exists, append -2, -3, and so on to its stem until the path is free.
+    """
     others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if not other.exists())

@@ -104,7 +104,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print a target's programs. If they fit in its memory, also print their peak memory use."""
+    """Print a target's programs. If all of them fit in memory, also print the highest peak."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""

@@ -37,8 +37,8 @@ class Evaluate(RunCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
-    """Compare with this run by paired bootstrap. The options apply to both
-    runs. For all other settings, each run uses its own config."""
+    """Compare the run with this one, using a paired bootstrap. The options
+    apply to both runs. For all other settings, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object, or as a list of objects with --grid."""
     by_length: FlagCreatePairsOff[bool] = False

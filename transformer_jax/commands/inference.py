@@ -92,8 +92,8 @@ class Translate(RunCommand):
     n_best: int | None = None
     """Print the N best translations of each line, one per output line, as
     tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
-    than N translations, the command prints only those. It prints at least one
-    translation of each line, and exactly one of a blank line."""
+    than N translations, the command prints only those. Every line has at least
+    one translation, and a blank line has one empty translation."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 
@@ -173,7 +173,8 @@ class Package(CheckpointCommand):
 def _decode_lines(data: bytes) -> list[str]:
     r"""Split UTF-8 text into lines that end in "\n". The last "\n" is optional.
 
-    Remove a byte-order mark and any "\r" at the ends of lines, as when reading corpus files.
+    Remove a byte-order mark at the start of the text and a "\r" at the end of any line, as when
+    reading corpus files.
     """
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

@@ -28,8 +28,9 @@ class Export(CheckpointCommand):
 
     format: Format = "ctranslate2"
     """The format. `ctranslate2` is for serving with CTranslate2. `marian` is
-    for MarianMTModel in Hugging Face's transformers. `safetensors` contains
-    parameters with flat names, for any library and for the import command."""
+    for MarianMTModel in Hugging Face's transformers. `safetensors` is for other
+    libraries and for the import command. It stores the parameters under flat
+    names."""
     out: Path | None = None
     """The new folder. Default: the run's name, followed by the format."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"

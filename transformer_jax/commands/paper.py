@@ -133,7 +133,7 @@ class Paper(PathCommand):
 
 
 def _print_items(items: Sequence[Item]) -> None:
-    """Print each item, followed by its commands and its test, one command per line for copying."""
+    """Print each item, and then its commands and its test, each on a separate line."""
     for item in items:
         stdout.print(f"{item.name}: {item.title}")
         for label, command in item.commands.items():

@@ -39,8 +39,8 @@ class Attention(RunCommand):
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. Default: all."""
     position: int | None = None
-    """Show only what one token attends to: the token at this position in the
-    left column, counted from 0."""
+    """Show only what the token at this position in the left column attends to.
+    Positions are counted from 0."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a sentence that is too long instead of raising an error."""
 

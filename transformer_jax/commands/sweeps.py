@@ -54,8 +54,9 @@ class Sweep(ConfigCommand):
     `slurm` submits the runs to Slurm."""
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
-    """Number of accelerators to use, each for one run at a time. On a CPU,
-    the number of concurrent runs. Default: as many as possible."""
+    """Number of accelerators to use. Each accelerator trains one run at a time.
+    On a CPU, this is the number of concurrent runs. Default: as many as
+    possible."""
     step_timeout: float = 60.0
     """Stop a run that sends no heartbeat for this many seconds. The timeout is
     longer if the run's steps are slow. A run sends a heartbeat after every
@@ -63,8 +64,8 @@ class Sweep(ConfigCommand):
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None
-    """With --dry-run: print how many of these devices each row needs. A target
-    is, for example, v5e:2x4 or h100:8; see the compile command."""
+    """With --dry-run: print how many of these devices each row needs. Examples
+    of targets are v5e:2x4 and h100:8; see the compile command."""
     retry_failed: FlagCreatePairsOff[bool] = False
     """Retrain the runs that failed."""
 

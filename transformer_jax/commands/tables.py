@@ -24,7 +24,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print a run's scores and, if they were computed, the scores of each averaged checkpoint."""
+    """Print a run's scores, and those of each averaged checkpoint if the evaluation has them."""
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""

@@ -58,7 +58,7 @@ class Prepare(FileCommand):
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class for commands that train in one or more processes, optionally supervised."""
+    """Base class for commands that train in one or more processes, with or without supervisors."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a child process and monitor it. If the child hangs or is killed,
@@ -264,8 +264,8 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
         expected = folder.vocabulary, folder.fingerprint
         with progress_bar() as progress:
             report = heartbeat.with_heartbeat(progress)
-            # If the same text is cached, the check itself reports no progress, so report its start
-            # here.
+            # If the text is already cached, `find_prepared` does not report any progress, so report
+            # the start of the check here.
             report("checking the moved text", 0, 0)
             find_prepared(moved, *expected, verify_text=True, progress=report)
 

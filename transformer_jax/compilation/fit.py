@@ -27,7 +27,7 @@ Compiler = Callable[[Config, Bucket], StepProgram]
 
 @dataclass(frozen=True)
 class Cure:
-    """Settings that make a step fit, and the compiled program that proves it."""
+    """Settings that make a step fit in memory, and the program compiled with these settings."""
 
     settings: tuple[Setting, ...]
     program: StepProgram
@@ -36,7 +36,7 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Return each change that makes the step fit on its own; if none does, combine all changes.
+    """Find the single changes that make the step fit. If there are none, combine all changes.
 
     `program` is the program that does not fit. This function compiles the step with each suggested
     fix before returning the fix.

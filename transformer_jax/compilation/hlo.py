@@ -62,7 +62,7 @@ class Instruction:
 
 
 def read_collectives(text: str) -> list[Collectives]:
-    """Return the collectives in HLO text, sorted by kind and data type."""
+    """Parse HLO text and return its collectives, sorted by kind and data type."""
     counts, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     computations, entry = read_computations(text)
     for name, times in count_executions(computations, entry).items():

@@ -45,7 +45,7 @@ class StepProgram:
     """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects the
     program without reporting a number."""
     state_bytes: int
-    """The part of `peak_bytes` that the parameters and Adam's moments take up."""
+    """The part of `peak_bytes` that the parameters, Adam's moments, and the step counts take up."""
     capacity_bytes: int
     model_flops: float
     """The FLOPs of a step's matrix products, counted as in a run's metrics but with full rows."""

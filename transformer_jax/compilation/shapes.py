@@ -75,7 +75,7 @@ def transformer_activations(model: ModelConfig, source: int, target: int) -> flo
     # Each sub-layer stores a few arrays of width d_model; a decoder layer has one more sub-layer
     # than an encoder layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
-    # Count the scores and the weights of an attention sub-layer.
+    # For each query-key pair, each attention head stores a score and an attention weight.
     per_pair = 2 * model.num_heads
     encoder = per_token * source + per_pair * source**2
     decoder = (per_token + 4 * model.d_model) * target

@@ -37,7 +37,7 @@ def make_devices(target: Target) -> list[jax.Device]:
 
 
 def check_installed(target: Target) -> None:
-    """Raise a UsageError that names the missing extra if the target's compiler is missing."""
+    """If the target's compiler is missing, raise a UsageError that names the extra to install."""
     if target.is_tpu and not _is_installed("libtpu"):
         raise UsageError("compiling for TPUs needs libtpu: pip install '.[tpu]'")
     if not target.is_tpu and not any(map(_is_installed, CUDA_PLUGINS)):

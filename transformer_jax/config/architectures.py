@@ -54,8 +54,8 @@ def check_architecture(model: ModelConfig) -> None:
     """Check that the model sets only fields that its architecture uses.
 
     Raises:
-        ConfigError: a field that the architecture does not use differs from its default, or the
-            architecture does not support the field's value.
+        ConfigError: a field that the architecture does not use differs from its default, or
+            another field has a value that this model does not support.
     """
     defaults = ModelConfig()
     for field, architectures in USED_BY.items():

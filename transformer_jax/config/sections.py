@@ -109,9 +109,9 @@ class ModelConfig(ConfigSection):
     output_bias: bool = False
     """Add a per-token bias to the logits. Differs from the paper, which adds none."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. `padding`, which differs from the
-    paper, starts the decoder as Marian does and keeps padding out of
-    translations."""
+    """The first token that the decoder reads. With `padding`, which differs
+    from the paper, this is the padding token, as in Marian, and translations
+    never contain that token."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
@@ -266,7 +266,8 @@ class DataConfig(ConfigSection):
     """For `tfds`: the source and target languages."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
     """Number of tokens in the vocabulary shared by source and target. If the
-    corpus yields fewer tokens, training reports and stores the actual number."""
+    corpus yields fewer tokens, the train command prints and stores the actual
+    number."""
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
     """Number of tokens in a separate source vocabulary, for languages with
     different scripts. data.vocab_size is then the size of the target
@@ -289,8 +290,8 @@ class DataConfig(ConfigSection):
     Training skips pairs with a higher ratio, because they are rarely
     translations."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
-    """Approximate number of tokens, including padding, on each side (source and
-    target) of a batch across all devices."""
+    """The size of a batch across all devices: the approximate number of tokens
+    on each side (source and target), including padding."""
     max_batch_shapes: Annotated[int, between(1, MAX_BATCH_SHAPES)] = MAX_BATCH_SHAPES
     """Maximum number of batch shapes. XLA compiles a training step for each
     shape. Fewer shapes take less time to compile but need more padding."""
@@ -369,7 +370,7 @@ class TrainConfig(ConfigSection):
     checkpoints in a row. Differs from the paper, which trains for a fixed
     number of steps."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
-    """Number of most recent scheduled checkpoints to keep, for averaging.
+    """Keep this many of the most recent scheduled checkpoints, for averaging.
     The best checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery

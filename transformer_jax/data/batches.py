@@ -156,7 +156,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch. Empty rows give all shards the same size."""
+        """Return only this shard of the batch. Empty rows pad all shards to the same size."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

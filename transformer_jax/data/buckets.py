@@ -54,7 +54,7 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of a set of buckets, with methods that reduce it.
+    """The padding cost of a set of buckets, and searches that reduce this cost.
 
     The first bucket in a set must fit all pairs.
     """
@@ -77,7 +77,7 @@ class PaddingCost:
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return how many positions a pair of each size occupies in the smallest fitting bucket."""
+        """Return how many positions a pair of each size needs in the smallest bucket that fits."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
@@ -91,8 +91,8 @@ class PaddingCost:
         """Return the bucket that saves the most positions when it is added to `sizes`."""
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
-        # Pairs with the same current cost save the same number of positions in a candidate bucket.
-        # A cumulative sum counts the pairs that fit in each candidate.
+        # All pairs with the same current cost would save the same number of positions by moving to
+        # a candidate bucket. A cumulative sum counts the pairs that fit in each candidate.
         for positions in np.unique(current):
             counts = np.where(current == positions, self.counts, 0)
             fitting = counts.cumsum(axis=0).cumsum(axis=1)

@@ -95,6 +95,6 @@ class _OpenBracket(NamedTuple):
     start: int
 
     def close(self, slots: list[Bracket | None], end: int) -> None:
-        """Store the bracket in its slot, unless it has no words."""
+        """If the bracket contains any words, store it in its slot."""
         if self.start < end:
             slots[self.index] = Bracket(self.label, self.start, end)

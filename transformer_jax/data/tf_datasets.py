@@ -26,7 +26,8 @@ Builder = Any
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
 # The number of pairs to read at a time. Reading pairs one by one takes twenty times as long.
 CHUNK_PAIRS = 1024
-# Retry an unreachable server for 25 seconds. TFDS's default, 10 retries, takes 200 seconds.
+# Retry an unreachable server for 25 seconds. By default, TFDS retries 10 times, which takes 200
+# seconds.
 RETRIES = 7
 ADVICE = "download the text yourself and train with configs/text.py"
 

@@ -5,7 +5,8 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 1. a run of spaces (only U+0020) becomes one space;
 2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
 3. spaces at both ends are removed;
-4. a run of characters that do not occur in the training text becomes " ⁇ ", including both spaces.
+4. a run of characters that do not occur in the training text becomes " ⁇ ", which begins and ends
+   with a space.
 """
 
 import hashlib
@@ -156,7 +157,7 @@ class Tokenizer:
 
 
 def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Read a SentencePiece model; raise a DataError that mentions `name` if it is invalid."""
+    """Read a SentencePiece model. If it is invalid, raise a DataError that mentions `name`."""
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:

@@ -6,7 +6,7 @@ A tree in this format can span several lines:
 
 The reader removes everything that parsers do not predict: empty elements (-NONE-) and constituents
 that contain nothing else, function tags (NP-SBJ becomes NP), and the bracket around the whole tree.
-A word that contains spaces, as in (NN Xpd TTD), becomes one word, Xpd_TTD.
+If a word contains spaces, as in (NN Xpd TTD), the reader replaces them with underscores: Xpd_TTD.
 """
 
 import re
@@ -51,12 +51,12 @@ class _Node:
     """A bracket that is still open."""
 
     line: int
-    """The number of the line on which the bracket opens."""
+    """The line number of the opening parenthesis."""
     start: int
     label: str | None = None
     word: str | None = None
     slot: int | None = None
-    """The index of this bracket's entry among all brackets; None until the bracket has a child."""
+    """The index of this bracket in `_Builder.brackets`, or None until it has a child bracket."""
 
 
 @dataclass

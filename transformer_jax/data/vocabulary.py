@@ -92,7 +92,7 @@ def verify_every_line(corpus: Corpus, progress: Progress) -> None:
 
 
 def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
-    """Yield lines to train a tokenizer on, spread evenly over the text."""
+    """Yield evenly spaced lines of the text for training a tokenizer."""
     verify_every_line(corpus, progress)
     total = corpus.count("train")
 

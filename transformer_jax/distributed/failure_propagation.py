@@ -24,7 +24,7 @@ GOODBYE = "goodbye"
 
 
 class FailurePropagation:
-    """Connections between process 0 and every other process, which stay open during a run.
+    """Connections between process 0 and the other processes. They stay open during a run.
 
     A process that fails sends its error message and exit code to all others, which immediately exit
     with the same message and code. A process that is killed sends nothing, but its operating system

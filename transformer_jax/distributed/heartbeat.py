@@ -24,7 +24,7 @@ ORPHAN_SECONDS = 30.0
 
 _pipe: int | None = None
 _beats = 0
-"""The number of heartbeats since the last phase."""
+"""The number of calls to `beat` since the last call to `busy`."""
 
 
 def connect() -> bool:

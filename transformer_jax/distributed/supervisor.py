@@ -2,8 +2,8 @@
 
 If one of several trainers dies or hangs, the others wait for it in a collective, where they run
 no Python code. JAX may abort them only after a long delay, or not at all. If each trainer has a
-supervisor, every trainer exits with a one-line error and a documented exit code. A supervisor does
-not import JAX.
+supervisor, all of them exit with a one-line error and a documented exit code. A supervisor does not
+import JAX.
 """
 
 import os
@@ -32,7 +32,7 @@ PATIENCE, REMEMBERED = 4, 100
 
 @dataclass
 class Heartbeats:
-    """A trainer's heartbeats and timeouts, in seconds."""
+    """A trainer's heartbeats and timeouts. All times are in seconds."""
 
     step_timeout: float
     """The minimum timeout while the trainer is running steps. The timeout is longer if steps are
@@ -45,8 +45,8 @@ class Heartbeats:
     silence: float = 0.0
     """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The most recent intervals between heartbeats while the trainer was running steps. Older
-    intervals are dropped, so old stalls do not matter."""
+    """The most recent intervals between heartbeats that reported steps. Older intervals are
+    dropped, so old stalls do not matter."""
 
     def add_silence(self, seconds: float) -> None:
         """Add `seconds` to `silence`, except for time during which the supervisor was suspended."""

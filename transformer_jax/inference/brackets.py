@@ -7,9 +7,8 @@ The parameter files COLLINS.prm and new.prm define these rules:
    bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
-4. If a sentence's proposed tree has no words, the sentence is skipped. If the words in its proposed
-   and reference trees differ, the sentence counts as an error. The scores exclude both kinds of
-   sentences.
+4. A sentence is skipped if its proposed tree has no words. It counts as an error if its proposed
+   tree and its reference tree have different words. The scores exclude both kinds of sentences.
 """
 
 from collections import Counter
@@ -71,9 +70,10 @@ class BracketScores:
 def score_brackets(
     pairs: Iterable[tuple[Tree, Tree]], max_length: int | None = None
 ) -> BracketScores:
-    """Score pairs of a reference tree and a proposed tree.
+    """Score proposed trees. Each pair consists of a reference tree and a proposed tree.
 
-    If `max_length` is not None, omit sentences with more words. Skip trees without words.
+    If `max_length` is not None, omit sentences that have more than `max_length` words. Skip trees
+    without words.
     """
     totals = Counter[str]()
     for reference, proposed in pairs:

@@ -56,9 +56,9 @@ class Comparison:
     def table(self) -> list[dict[str, Any]]:
         """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
-        The keys are "group", "run", "seed", the config fields in which the runs differ, and "step".
-        The other keys, such as "dev/perplexity" and "evaluation/test/bleu", map to the last value
-        of each metric on the development set and to the newest scores from `evaluate` on each set.
+        Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
+        "step". Keys such as "dev/perplexity" map to the last value of a metric on the development
+        set. Keys such as "evaluation/test/bleu" map to the newest scores from `evaluate` on a set.
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         fields = _differing_fields([run.config for _, run in runs])

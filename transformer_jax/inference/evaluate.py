@@ -27,8 +27,8 @@ class Text(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
-    """A split, or "on-FILE-DIGEST" for text in files. The evaluation's directory name starts with
-    this value."""
+    """The name of a split, or "on-FILE-DIGEST" for text from files. The evaluation's directory name
+    starts with this value."""
     title: str
     sources: list[str]
     references: list[str]

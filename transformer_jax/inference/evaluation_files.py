@@ -45,8 +45,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # The existing scores belong to different translations, so delete them before replacing
-            # the lines.
+            # Delete the existing scores first, because they belong to the old lines.
             for scores in folder.glob("*.json"):
                 scores.unlink()
         for path, text in texts.items():

@@ -1,7 +1,7 @@
 """Score a run for many beam sizes, length penalties, and numbers of averaged checkpoints.
 
 The authors chose their search settings "after experimentation on the development set" (section
-6.1). Every evaluation is stored in the run, so a repeated grid computes only what is missing.
+6.1). Every evaluation is stored in the run, so repeating a grid computes only what is missing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +66,7 @@ def evaluate_grid(
     progress: Progress = ignore_progress,
     say: Callable[[str], object] = print,
 ) -> list[Result]:
-    """Return the results for every combination of a search and an average, sorted by setting.
+    """Return the results of every search with every averaged model, sorted by setting.
 
     Each average ends with the checkpoint at `step`, which defaults to the latest step. If the
     results cannot be stored, the function calls `say` with a note.
@@ -109,7 +109,7 @@ def evaluate_grid(
 def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the number of checkpoints in each average, and the available checkpoints' steps."""
+    """Return the number of checkpoints in each average, and the steps of these checkpoints."""
     if grid.averages is None and step is not None and step not in checkpoints.scores:
         # This checkpoint is not scheduled, so it cannot be averaged.
         return [1], select_steps(checkpoints, 1, step)
@@ -124,7 +124,7 @@ def _select_averages(
             Setting("averages", averages or [len(steps)]),
         )
     if averages == [1]:
-        # A single checkpoint may also be off schedule.
+        # A single checkpoint does not need to be scheduled.
         steps = select_steps(checkpoints, 1, step)
     return averages, steps
 

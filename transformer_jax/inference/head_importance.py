@@ -43,8 +43,8 @@ class HeadImportance:
     loss: float
     """The loss with all heads."""
     masked_losses: Float[np.ndarray, "3 L H"]
-    """The loss with a single head masked. The axes are kind (in the order of `KINDS`), layer, and
-    head."""
+    """The loss with a single head masked. The axes are the kind (in the order of `KINDS`), the
+    layer, and the head."""
     pruned_losses: Float[np.ndarray, " P"]
     """The loss with the first 0, 1, 2, ... heads in `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with the loss when all heads are masked."""
@@ -60,7 +60,7 @@ class HeadImportance:
 
     @property
     def num_prunable(self) -> int:
-        """The number of heads in `order` that can be masked without exceeding the margin."""
+        """The number of heads in `order` that can be masked with an acceptable increase in loss."""
         is_acceptable = self.pruned_losses <= self.loss + self.margin
         return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
 
@@ -92,10 +92,10 @@ def head_importance(
 ) -> HeadImportance:
     """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
 
-    This function first masks each head alone. It then masks the heads cumulatively, least important
-    first, until the loss exceeds the full model's loss by more than `margin` nats per token.
-    `progress` receives a description, the number of losses computed so far, and the largest number
-    that may be needed.
+    This function first masks one head at a time. It then masks the heads cumulatively, least
+    important first, until the loss exceeds the full model's loss by more than `margin` nats per
+    token. `progress` receives a description, the number of losses computed so far, and the largest
+    number that may be needed.
 
     Raises:
         UsageError: `num_sentences` is not positive, the margin is negative or not a number, the

@@ -50,8 +50,8 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     """Plot metrics by step, with one line for each group of runs.
 
     If a group has several runs, the line is their mean (the geometric mean for perplexities), and
-    the band extends from the lowest to the highest run. By default, plot the metrics in
-    `DEFAULT_METRICS` that exist.
+    the band extends from the lowest to the highest run. By default, plot each metric in
+    `DEFAULT_METRICS` that at least one run has.
 
     Raises:
         UsageError: a name does not match any run's metrics, or there are no metrics.

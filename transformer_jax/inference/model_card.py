@@ -120,7 +120,7 @@ def write_card(
     license_id: str,
     languages: tuple[str, str] | None,
 ) -> str:
-    """Return a model's card. `versions` comes from `RunDirectory.versions`."""
+    """Return the text of a model card. `versions` comes from `RunDirectory.versions`."""
     data = config.data
     metadata: dict[str, object] = {
         "language": languages,

@@ -44,7 +44,7 @@ def package_run(
     versions: Mapping[str, str] | None = None,
     scores: Sequence[StoredScores] | None = None,
 ) -> RunDirectory:
-    """Write a loaded run's parameters, its description, and a model card to a new folder.
+    """Write a loaded run's parameters and description to a new folder, along with a model card.
 
     If `languages` is None, `find_languages` chooses them. `versions` and `scores` default to the
     values that are stored in the run.

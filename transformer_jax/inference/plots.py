@@ -80,10 +80,10 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
 
 
 def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
-    """Plot the loss on a split by target position and by target length.
+    """Plot how the loss on a split depends on the target position and on the target length.
 
     Bands are 95% confidence intervals over sentences. Positions reached by fewer than 10 sentences
-    are omitted. Lengths are grouped into up to ten bins with about the same number of
+    are omitted. Lengths are grouped into up to ten bins, each with about the same number of
     sentences.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU, chrF, and the paper's compound-split BLEU (section 6.1)."""
+"""Translation scores: BLEU, chrF, and the paper's compound-split BLEU (section 6.1)."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of translations, with the sacreBLEU details needed for comparisons."""
+    """Translation scores, with the sacreBLEU details needed for comparisons."""
 
     sentences: int
     exact: float

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 State = Any
-"""Data that a step function carries between positions, such as keys and values, as a pytree."""
+"""A pytree of data that a step function carries between positions, such as keys and values."""
 
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
@@ -69,8 +69,8 @@ class EndRule(NamedTuple):
     num_kept: Callable[[int], int]
     """A function that maps J to the number of likeliest continuations that the search keeps."""
     may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
-    """A function of (continuations, number kept) that returns True for each hypothesis that can
-    finish."""
+    """A function that takes the continuations and the result of `num_kept`, and returns True for
+    each hypothesis that can finish."""
 
 
 def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:

@@ -86,7 +86,7 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare each system (a name and its translations) with the first one by paired bootstrap.
+    """Compare each system (a name and its translations) with the first, using a paired bootstrap.
 
     Returns each metric's signature and its results for all systems.
     """

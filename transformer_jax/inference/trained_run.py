@@ -117,8 +117,9 @@ class Run:
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
-        `truncate` shortens a line that is too long instead of raising DataError. `decode` overrides
-        fields of `DecodeConfig`, such as `beam_size=1`; an invalid value raises ConfigError.
+        `truncate` shortens a line that is too long instead of raising DataError. The arguments in
+        `decode`, such as `beam_size=1`, override fields of `DecodeConfig`. An invalid value raises
+        ConfigError.
         """
         best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
         return [hypotheses[0].text for hypotheses in best]
@@ -128,9 +129,9 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
-        A line has fewer than `num_best` translations, but at least one, if the search finishes
-        fewer hypotheses. This often happens if `decode.beam_end` is "tensor2tensor" and the model
-        rarely predicts the end of a sentence.
+        A line always has at least one translation, but it has fewer than `num_best` if the search
+        does not finish enough hypotheses. This often happens if `decode.beam_end` is
+        "tensor2tensor" and the model rarely predicts the end of a sentence.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Also raises the same
         errors as `translate`.

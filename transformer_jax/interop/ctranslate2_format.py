@@ -43,7 +43,7 @@ def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float
     parameters are rounded.
 
     Raises:
-        UsageError: the folder exists, CTranslate2 is not installed, or it cannot express the model.
+        UsageError: the folder exists, or CTranslate2 is not installed or cannot express the model.
         StorageError: the folder cannot be written.
     """
     specification = make_specification(run, quantization)

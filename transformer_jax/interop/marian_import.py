@@ -1,8 +1,8 @@
 """Read a folder in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
 
-The folder is untrusted. This module executes nothing in it, rejects links, special files, and
-oversized files, and checks all names and shapes before it uses the arrays. It also rejects models
-that this package cannot express.
+The folder is untrusted. This module does not execute anything from the folder. It rejects links,
+special files, and oversized files, and it checks all names and shapes before it uses the arrays. It
+also rejects models that this package cannot express.
 """
 
 import json
@@ -53,11 +53,11 @@ def is_marian(path: Path) -> bool:
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format. The returned run's `folder` is at `path`.
+    """Read a model in Marian's format. In the returned run, `folder.path` is `path`.
 
     Raises:
-        UsageError: this package cannot express a field's value (the message names the field), or a
-            library is missing.
+        UsageError: a field has a value that this package does not support (the message names the
+            field), or a library is missing.
         StorageError: a file is missing, invalid, too large, not a regular file, or inconsistent
             with the other files.
         DataError: a tokenizer is invalid.

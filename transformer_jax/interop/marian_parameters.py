@@ -51,7 +51,7 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Orders":
-        """Return the orders of a vocabulary's source and target tokens."""
+        """Return the source order and the target order for a vocabulary."""
         return cls(_order(vocabulary.source), _order(vocabulary.target))
 
 

@@ -13,7 +13,7 @@ from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 # Layer normalization in Marian always uses this epsilon.
 LAYER_NORM_EPSILON = 1e-5
-# The names of activation functions in `config.json`, and their names in this package.
+# The name of each activation function in `config.json`, mapped to its name in this package.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 # The required value of each field in config.json, and the value assumed if the field is missing.
 REQUIRED: dict[str, tuple[object, object]] = {
@@ -108,7 +108,8 @@ def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> T
     """Return a vocabulary's token table, with the special tokens from the settings.
 
     Raises:
-        UsageError: the settings and transformers' tokenizer have different special tokens.
+        UsageError: special tokens in the settings conflict with the vocabulary or with each other.
+        StorageError: the settings do not contain `decoder_start_token_id`.
         DataError: the table is inconsistent.
     """
     padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")
@@ -148,7 +149,8 @@ def read_config(
     number of positions.
 
     Raises:
-        UsageError: this package cannot express a field's value. The message names the field.
+        UsageError: a field has a value that this package does not support. The message names the
+            field.
         StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)

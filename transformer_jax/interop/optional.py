@@ -10,7 +10,10 @@ INTEROP = "'.[interop]'"
 
 
 def require_library(library: str) -> None:
-    """Raise the same error as `import_optional` if a library is missing, without importing it."""
+    """Raise the same error as `import_optional` if a library is missing.
+
+    This function does not import the library.
+    """
     if find_spec(library) is None:
         raise _missing(library, INTEROP)
 
@@ -18,7 +21,7 @@ def require_library(library: str) -> None:
 def import_optional(name: str, install: str = INTEROP) -> ModuleType:
     """Import a module; if it is missing, raise a UsageError with the command that installs it.
 
-    `install` is the argument of `pip install` in this command. If the library is installed but
+    The command is `pip install` followed by the value of `install`. If the library is installed but
     broken, the UsageError gives the reason.
     """
     library = name.split(".")[0]

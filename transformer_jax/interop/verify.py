@@ -132,9 +132,9 @@ def dev_lines(run: Run, count: int) -> list[str]:
 def find_translations(
     run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
 ) -> list[Translation]:
-    """Use this package to translate non-blank lines in float32, with greedy search by default.
+    """Translate non-blank lines with this package, computing in float32.
 
-    A beam search divides log-probabilities by length^alpha.
+    By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
 
     Raises:
         DataError: a line is too long for the model.

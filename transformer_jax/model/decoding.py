@@ -40,7 +40,7 @@ class CacheView(NamedTuple):
     """The cache entries that a decoding step reads and writes for all hypotheses."""
 
     start: Int[Array, ""]
-    """The first of the J entries to write at this position."""
+    """The index of the first of the J entries that this step writes."""
     mask: Bool[Array, "B 1 J LJ"]
     """True for entries that contain the hypothesis's own tokens up to this position."""
     positions: Positions

@@ -34,14 +34,14 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
 
 
 def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
-    """Return a key whose bits at index i are the bits of `rng` at index i + `count`."""
+    """Return a key that gives index i the random bits that `rng` gives index i + `count`."""
     first, second = jax.random.key_data(rng)
     data = jnp.stack([first + count.astype(first.dtype), second])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))
 
 
 def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Return the index of each element of an array of this shape, in row-major order."""
+    """Return the row-major index of each element in an array of this shape."""
     index = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
@@ -93,7 +93,7 @@ class Dropout(nn.Module):
         rng, shard_index = self.make_rng("dropout"), _SHARD_INDEX.get()
         if shard_index is None:
             return rng
-        # Indices wrap around at 2^32, because the whole array may have more than 2^32 elements.
+        # If the whole array has more than 2^32 elements, the indices wrap around.
         return skip_bits(rng, shard_index.astype(jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32))
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:

@@ -14,8 +14,8 @@ from transformer_jax.model.linear import accumulate_in_float32, matmul
 class Embedding(nn.Module):
     """A matrix that embeds tokens and, if it is tied, also maps the decoder's output to logits.
 
-    The paper does not specify the initializer. This class uses N(0, 1/d_model), so that embeddings
-    times sqrt(d_model) are on the same scale as the sinusoids and logits have variance one.
+    The paper does not specify the initializer. This class uses N(0, 1/d_model), so that logits have
+    variance one, and embeddings times sqrt(d_model) are on the same scale as the sinusoids.
     """
 
     config: ModelConfig

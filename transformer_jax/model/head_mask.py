@@ -14,7 +14,7 @@ from transformer_jax.model.transformer import Params
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
 
-# For each kind of attention: its stack, and the name of its module in the layers of this stack.
+# For each kind of attention: the stack that uses it, and the module's name in each layer.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),

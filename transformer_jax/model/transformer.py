@@ -79,7 +79,7 @@ class EncoderDecoder(nn.Module):
     def __call__(
         self, source: Int[Array, "B S"], target: Int[Array, "B T"], *, train: bool = False
     ) -> Float[Array, "B T N"]:
-        """Return the logits for each target token, given the source and the tokens before it.
+        """Return the logits for each target token, given the source and the earlier target tokens.
 
         Each row contains tokens, the end token, and then padding. This method shifts the target, so
         the labels are the target itself. Training needs `rngs={"dropout": key}`.

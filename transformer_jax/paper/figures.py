@@ -77,7 +77,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
 
 
 def draw_figure_2() -> Picture:
-    """Draw scaled dot-product attention as the program computes it, and multi-head attention."""
+    """Draw multi-head attention, and scaled dot-product attention as the program computes it."""
     multi_head = ["Linear (V, K, Q)", "Scaled Dot-Product Attention", "Concat", "Linear"]
     return draw_columns(
         [

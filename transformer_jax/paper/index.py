@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
-`transformer-jax paper` prints this index, and docs/paper.md contains it. The commands at small
-scale take minutes. Some of them use runs/demo, which `make demo` creates. Most commands at the
-paper's scale use WMT14.
+`transformer-jax paper` prints this index, and docs/paper.md contains it. The commands that run at
+small scale take minutes. Some of them use runs/demo, which `make demo` creates. Most of the
+commands that run at the paper's scale use WMT14.
 """
 
 import shlex
@@ -94,7 +94,7 @@ FIGURES = (
     ),
     Item(
         "Figure 2",
-        "Scaled dot-product attention, drawn from its operations, and multi-head attention",
+        "Scaled dot-product attention, as our code computes it, and multi-head attention",
         "tests/unit/test_paper_figures.py::test_figure_2_has_the_operations_of_the_paper",
         "transformer-jax paper figure2 --out figure2.svg",
     ),

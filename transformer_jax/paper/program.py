@@ -20,8 +20,8 @@ class Program(NamedTuple):
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two."""
     data_flops: int
-    """The FLOPs of products between two arrays that both depend on the input, as in attention. In
-    all other products, one factor is a parameter."""
+    """The FLOPs of products of two arrays that both depend on the input, as in attention. In all
+    other products, one factor is a parameter."""
     trips: int
     """The total number of iterations in all loops that carry state."""
 
@@ -54,7 +54,7 @@ def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program
 
 @dataclass
 class _Counter:
-    """A visitor that reads a program's equations in order and counts the FLOPs of the products."""
+    """A visitor that reads the equations in order and counts the FLOPs of the matrix products."""
 
     flops: int = 0
     data_flops: int = 0

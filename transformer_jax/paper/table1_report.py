@@ -20,8 +20,8 @@ DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path",
 def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
     """Return Table 1 with the fitted exponents, and with values for the largest n and smallest d.
 
-    The exponents of n are fitted at the smallest width, to the larger half of the lengths. The
-    exponents of d are fitted at the largest length, to all widths.
+    To fit the exponents of n, this function uses the smallest width and the upper half of the
+    lengths. To fit the exponents of d, it uses the largest length and all widths.
     """
     largest = max(measurements, key=lambda m: (m.n, -m.d))
     rows = [[*SUMMARY, f"n = {largest.n:,}, d = {largest.d:,}"]]

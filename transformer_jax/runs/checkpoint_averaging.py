@@ -62,7 +62,7 @@ def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target:
 def average_last_params(
     checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree, counts: Collection[int]
 ) -> Iterator[PyTree]:
-    """Yield the mean parameters over the last k steps for each k in `counts`, in ascending order.
+    """For each k in `counts`, in ascending order, yield the mean parameters of the last k steps.
 
     This function reads each checkpoint once. Each result is independent of the other counts,
     because this function always adds the parameters in the same order, from the last step to the

@@ -210,7 +210,7 @@ class CheckpointManager:
     def _finish(
         self, step: int, write: PendingWrite, content: CheckpointMetadata, superseded: set[int]
     ) -> None:
-        """Wait for Orbax, make the checkpoint visible, and then delete superseded ones."""
+        """Wait for Orbax, make the checkpoint visible, and then delete superseded checkpoints."""
         with self._as_storage_error(step):
             write.result()
             if not self._is_primary:

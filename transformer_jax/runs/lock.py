@@ -15,8 +15,8 @@ from transformer_jax.errors import StorageError, UsageError
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
 MAX_LENGTH = 4096
-# The number of attempts to acquire a lock that only readers hold, and the delay between attempts
-# in seconds.
+# The number of attempts to acquire a lock that only readers hold, and the seconds to wait between
+# attempts.
 ATTEMPTS, INTERVAL = 100, 0.01
 
 

@@ -56,7 +56,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How a run was packaged: its parameters are the mean over the checkpoints at `steps`."""
+    """How a run was packaged. Its parameters were averaged over the checkpoints at `steps`."""
 
     steps: tuple[int, ...]
     dtype: Dtype

@@ -13,7 +13,7 @@ from transformer_jax.sweeps.status import RunStatus, with_results
 
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
-    """Group existing runs into a sweep, with one row for all runs that differ only in their seed.
+    """Group existing runs into a sweep. Runs that differ only in their seed share a row.
 
     Raises:
         UsageError: a path is not a run or is listed twice, two runs have the same config and seed,

@@ -20,8 +20,8 @@ def count_devices_of_rows(
 ) -> Counts:
     """Return how many devices each row needs, or None for a row that does not fit on the target.
 
-    The number is 1, 2, 4, ..., or all devices. The largest assumed batch shape determines it; see
-    `assume_shapes`.
+    The number is a power of two or the total number of devices. The largest assumed batch shape
+    determines it; see `assume_shapes`.
 
     Raises:
         UsageError: the target cannot run a row's attention, or this machine lacks the target's

@@ -31,7 +31,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 
 def remaining_runs(sweep: Sweep) -> dict[str, float]:
-    """Return how many runs of each row are still to train, including fractions of runs."""
+    """Return the number of runs left to train in each row, including fractions of runs."""
     remaining = dict.fromkeys(sweep.rows, 0.0)
     for run in sweep.runs:
         status = read_status(run)

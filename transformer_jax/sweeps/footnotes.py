@@ -116,7 +116,7 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Return notes on how many differences match the sign in the paper, with p-values."""
+    """Return notes on how many differences have the same sign as in the paper, with p-values."""
     notes = []
     name = results.sweep.path.resolve().name
     for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):

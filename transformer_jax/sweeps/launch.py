@@ -136,7 +136,7 @@ class _Pool:
     def remove_ended(self) -> list[tuple[SweepRun, int]]:
         """Free the slots of workers that have exited.
 
-        Return the run and exit code of each such worker that this pool started.
+        For each of them that this pool started, return the run and exit code.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):

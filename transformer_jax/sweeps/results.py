@@ -37,7 +37,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus, read_json_object
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# The field of `Paper` whose score a report compares with ours.
+# A score that a report compares with the paper's. `Paper` has a field with the same name.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -54,20 +54,20 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The mean FLOPs of a training run, as counted and as estimated by the paper's method (training
-    time multiplied by the devices' peak FLOP/s). None if no run has finished."""
+    """The mean FLOPs of a training run, both counted and estimated with the paper's method
+    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
-    """The scores, keyed by name and seed. `perplexity` and `bleu` are for the development set.
-    `test_bleu`, `compound_bleu`, and `test_task` (the main score of the task) are for the test set.
-    Runs that failed to train are excluded."""
+    """The scores, keyed by name and seed. `perplexity` and `bleu` are computed on the development
+    set. `test_bleu`, `compound_bleu`, and `test_task` (the main score of the task) are computed on
+    the test set. Runs that failed to train are excluded."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train, keyed by seed. Such a perplexity is not finite
     or exceeds that of a unigram model."""
     test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
-    """The differences in test BLEU from the first row, keyed by seed."""
+    """How much test BLEU differs from the first row's, keyed by seed."""
     has_own_text: bool = False
     """Whether the text or the vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
@@ -84,7 +84,7 @@ class RowResult:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The reason why each run without scores lacks them, keyed by the run's name."""
+        """The reasons why some runs have no scores, keyed by the run's name."""
         return {
             s.run.name: "has no scores" if s.status == "done" else s.summary
             for s in self.statuses
@@ -132,7 +132,10 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return a row's difference from the first row in the paper; None if a score is missing."""
+        """Return how much a row's score differs from the first row's in the paper.
+
+        Return None if the paper lacks one of the scores.
+        """
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
@@ -262,7 +265,7 @@ def _main_score(task: object) -> Any:
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return a training run's mean FLOPs, as counted and as estimated by the paper's method."""
+    """Return a training run's mean FLOPs, both counted and estimated with the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
     if not runs:

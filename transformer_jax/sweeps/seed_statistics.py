@@ -44,7 +44,7 @@ class SeedStatistics:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def format(self, digits: int) -> str:
-        """Format the mean and any standard deviation to this many decimal places."""
+        """Format the mean and, if there is one, the standard deviation to `digits` decimals."""
         values = [self.mean] if self.deviation is None else [self.mean, self.deviation]
         return " ± ".join(format_score(value, digits) for value in values)
 
@@ -79,8 +79,9 @@ class Analysis:
     comparisons: Mapping[str, Comparison]
     """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
-    """For each row that varies much more across seeds than the others do, the ratio of its standard
-    deviation to the typical one. These rows are not pooled with the others."""
+    """The rows that vary much more across seeds than the others do. Each value is the ratio of the
+    row's standard deviation to the typical standard deviation. These rows are not pooled with the
+    others."""
 
 
 class SignAgreement(NamedTuple):
@@ -88,7 +89,7 @@ class SignAgreement(NamedTuple):
 
     same: int
     rows: int
-    """The number of rows for which the paper claims a direction."""
+    """The number of rows whose difference in the paper exceeds the margin."""
     p: float
     """The probability that random signs agree with the paper in at least `same` rows."""
 
@@ -208,8 +209,8 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
-    If the paper's difference is within the margin, interpret it as a claim that the rows are
-    equivalent. Otherwise, interpret its sign as a claim about which row scores higher.
+    If the paper's difference is within the margin, assume that the paper claims that the rows are
+    equivalent. Otherwise, assume that it claims only which row scores higher.
 
     Args:
         interval: the row's simultaneous interval.
@@ -230,7 +231,7 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
     """Count the rows whose difference from the first row has the same sign as in the paper.
 
     Args:
-        differences: each row's difference from the first row, in our scores and in the paper.
+        differences: each row's difference from the first row, in our scores and in the paper's.
         margin: the largest difference that does not matter. A row is excluded if the paper's
             difference is within the margin.
     """
@@ -250,7 +251,7 @@ def format_p(p: float) -> str:
 
 
 def describe_limits(analysis: Analysis) -> list[str]:
-    """Return notes that list the rows without an interval and the wide rows."""
+    """Return notes that list the wide rows and the rows without an interval."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
     if without and len(without) == len(analysis.comparisons):

@@ -36,8 +36,8 @@ SUBMISSION_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# submitit limits the number of timeouts even if a run makes progress. This value effectively
-# disables that limit.
+# The submitit library limits how often a task can time out, even if its run makes progress. This
+# value effectively disables that limit.
 MAX_TIMEOUTS = 10_000
 
 
@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """The number of consecutive allocations without progress immediately before this one."""
+    """How many allocations in a row, immediately before this one, made no progress."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -88,10 +88,10 @@ class Task:
             sys.exit(code if code > 0 else RunInterrupted.exit_code)
 
     def checkpoint(self) -> "DelayedSubmission | None":
-        """Let the worker save; return the task to requeue, or None if the run has ended.
+        """Let the worker save its progress, and return a task for submitit to requeue.
 
-        submitit calls this method when Slurm signals that the time limit is near or that the job is
-        being preempted.
+        Return None if the run has finished or failed. submitit calls this method when Slurm signals
+        that the time limit is near or that the job is being preempted.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -220,7 +220,7 @@ def _submit_array(path: Path, tasks: list[Task], resources: Resources) -> list[s
         additional_parameters={"requeue": True},
     )
     try:
-        # submitit also prints its exception's message to standard error.
+        # When submitit raises an exception, it also prints the message to standard error.
         with contextlib.redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(tasks)]
     except (FailedJobError, FailedSubmissionError) as error:

@@ -35,7 +35,7 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result, which can then be checked at no cost."""
+        """Whether an action waits for the step's result anyway, so checking it costs nothing."""
         return self.report or self.evaluate or self.interrupt
 
 

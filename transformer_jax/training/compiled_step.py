@@ -12,7 +12,7 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, int, int]
-"""The rows, source length, and target length of this process's share of a batch."""
+"""The size of this process's share of a batch: number of rows, source length, and target length."""
 
 
 class Compilation(NamedTuple):
@@ -34,8 +34,8 @@ class Compilation(NamedTuple):
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    As a context manager, it ends its thread on exit. XLA cannot stop a compilation, so the
-    thread first finishes the program that it is compiling.
+    As a context manager, it ends its thread on exit. An XLA compilation cannot be interrupted, so
+    the thread first finishes the current one.
     """
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
@@ -64,7 +64,7 @@ class CompiledStep:
         return self._compile(_shape(batch), state, self._sharding.place_batch(batch))
 
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
-        """Compile the step for other buckets in a thread, one after another.
+        """Compile the step for upcoming buckets in a background thread, one bucket at a time.
 
         The programs are identical to the output of `compile`. With multiple processes, this
         method does nothing, because the processes must compile the shapes in the order in which
@@ -90,7 +90,7 @@ class CompiledStep:
     def take_finished(self) -> Iterator[Compilation]:
         """Yield the compilations that `compile_ahead` has finished since the last call."""
         for shape, future in list(self._ahead.items()):
-            # The error of a failed compilation is raised when a batch needs the program.
+            # If a compilation failed, its error is raised when a batch needs the program.
             if future.done() and future.exception() is None:
                 yield self._ahead.pop(shape).result()
 

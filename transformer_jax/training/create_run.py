@@ -115,7 +115,7 @@ def _check_same_function(config: ModelConfig, other: Run) -> None:
 
 
 def _function_fields(config: ModelConfig) -> dict[str, object]:
-    """Return the fields that, together with the parameters, determine the model's function."""
+    """Return the fields that, together with the parameters, determine what the model computes."""
     fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
     ignored = set(FREE_FIELDS)
     if config.positions == "learned":

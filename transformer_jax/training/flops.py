@@ -52,8 +52,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products count. The sum in an additive score counts the same as the dot product that
-    it replaces. An operation counts once, even if `model.remat` repeats it.
+    Only matrix products count. The sum in an additive score counts as a dot product. An operation
+    counts once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)
@@ -119,8 +119,8 @@ def train_flops(config: Config) -> float:
 def peak_flops(dtype: str) -> float:
     """Return the total peak FLOP/s of all local devices.
 
-    For bfloat16 on a device in `PEAK_FLOPS`, this is the vendor's figure; otherwise, it is the rate
-    of the fastest of a few timed matrix products.
+    For bfloat16 on a device in `PEAK_FLOPS`, use the vendor's figure. Otherwise, time a few matrix
+    products and use the highest rate.
     """
     devices = jax.local_devices()
     kind = devices[0].device_kind

@@ -17,7 +17,7 @@ def learning_rate(
     """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
 
     The rate grows linearly, peaks at step `warmup_steps`, and then decays with the inverse square
-    root of the step. The first step is 1.
+    root of the step. Steps are numbered from 1.
     """
     step = jnp.asarray(step, jnp.float32)
     return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)

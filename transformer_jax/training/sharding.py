@@ -28,7 +28,7 @@ from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, 
 Tree = TypeVar("Tree")
 
 ROUNDED_PARAMS = {"kernel", "table"}
-"""Names of parameters that every module rounds to `model.dtype` before it computes with them."""
+"""Names of parameters that every module rounds to `model.dtype` before using them."""
 
 
 class DataParallel:
@@ -93,7 +93,7 @@ class DataParallel:
         return Batch(*map(place, batch))
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
-        """Return the shapes and shardings of a placed batch of this bucket, without any values."""
+        """Return the shapes and shardings of `place_batch`'s result for a batch of this bucket."""
         rows = -(-bucket.rows // self.shard.total) * self.shard.total
         return self._abstract_batch((rows,), bucket)
 
@@ -169,7 +169,7 @@ class PmapDataParallel(DataParallel):
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
-        """Return the shapes and shardings of a placed batch of this bucket, without any values."""
+        """Return the shapes and shardings of `place_batch`'s result for a batch of this bucket."""
         devices = self.shard.total
         return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
 
@@ -195,7 +195,7 @@ class PmapDataParallel(DataParallel):
 def sum_over_devices(
     step: TrainStep, state: TrainState, rows: Batch, *, axis: str, specs: Params
 ) -> GradientSum:
-    """Compute the sums over one device's rows, and add the sums of all devices on `axis`.
+    """Compute the sums over one device's rows, and then add them across the devices on `axis`.
 
     `specs` contains the `PartitionSpec` of each parameter. If a parameter is split over the
     devices, gather it first, and return only this device's part of its gradient. Send

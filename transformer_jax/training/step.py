@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
     """The input and output of a step. The state, config, and data determine all later steps."""
 
     step: Int[Array, ""]
-    """The number of batches that training has processed, including skipped steps."""
+    """The number of batches that training has processed, including those of skipped steps."""
     seed: Int[Array, ""]
     """The run's seed, which never changes but is an array so that all seeds share one program."""
     params: Params
@@ -51,15 +51,15 @@ class StepMetrics(NamedTuple):
 
 
 GradientSum = tuple[Params, Loss]
-"""The gradient of the smoothed loss summed over target tokens, and all fields of `Loss`."""
+"""The gradient of the total smoothed loss of all target tokens, and all fields of `Loss`."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update as two pure functions, between which devices can add their sums."""
+    """One update, split into two pure functions so that devices can add their sums in between."""
 
     compute_gradients: Callable[[TrainState, Batch], GradientSum]
-    """A function that computes the sums over a batch, or over the rows of a batch on one device."""
+    """A function that computes the sums over a batch, or over one device's rows of the batch."""
     apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
     """A function that updates the state with the sums over the whole batch."""
     reduction_dtype: str
@@ -129,9 +129,10 @@ def _sum_loss(
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
 
-    Row i goes to micro-batch i % N. Therefore, if N divides the number of rows on each device,
-    every device computes consecutive rows of the micro-batches that a single device would form. If
-    B is not divisible by N, empty rows fill the micro-batches. Empty rows add nothing to any sum.
+    Row i goes to micro-batch i % N. Therefore, if N divides the number of rows on each device, the
+    micro-batches are the same as on a single device, and each device gets consecutive rows of every
+    micro-batch. If B is not divisible by N, empty rows fill the micro-batches. Empty rows add
+    nothing to any sum.
     """
 
     def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:

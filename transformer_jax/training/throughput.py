@@ -18,7 +18,7 @@ class Meter:
     """The accumulated metrics of the steps since the last report."""
 
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
-        """Start the clock. `peak` is the peak FLOP/s of all devices.
+        """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
         `earlier` contains an interrupted process's `pending_metrics`, which the next report
         includes. `earlier_flops` is the number of FLOPs in these earlier steps.

@@ -62,7 +62,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The nonnegative indices of a selection."""
+    """The indices of a selection, converted to nonnegative numbers."""
 
     layer: int
     heads: tuple[int, ...]

@@ -24,7 +24,7 @@ from transformer_jax.visualization.style import (
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
-# The unit of a metric, keyed by the last part of its name. All other metrics have no unit.
+# Units, keyed by the last part of the metric's name. All other metrics have no unit.
 UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
 # Curves with fewer points than this number have a marker at each point.
 MAX_MARKERS = 20

@@ -27,7 +27,7 @@ PIXELS_PER_INCH = 150
 
 
 class Picture:
-    """A static plot that notebooks display and `save` writes to a file."""
+    """A static plot. Notebooks display it, and `save` writes it to a file."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure

@@ -5,7 +5,8 @@ positions that are n apart takes O(n / r) layers instead of one (Table 1). The p
 neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
 Queries are split into n blocks of w positions. If the sequence is short, blocks can be smaller. A
-block attends to three blocks of keys: the same block and its two neighbors.
+block of queries attends to three blocks of keys: the one at the same positions and its two
+neighbors.
 
 Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
 s = 3 t keys.

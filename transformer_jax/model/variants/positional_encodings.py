@@ -20,7 +20,10 @@ class AddConcatenatedSinusoids(AddPositions):
 
 
 class AddNothing(AddPositions):
-    """A module that only applies dropout. The scheme is "none" or works inside self-attention."""
+    """A module that only applies dropout.
+
+    It is used if the model has no positional encodings or if they work inside self-attention.
+    """
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """Return zeros."""
@@ -30,7 +33,7 @@ class AddNothing(AddPositions):
 class AddClampedPositions(AddLearnedPositions):
     """A module that adds rows of a learned table to its input.
 
-    Positions past the table use its last row.
+    Positions past the end of the table use its last row.
     """
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:

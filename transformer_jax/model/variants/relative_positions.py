@@ -27,8 +27,8 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
-    If n is not a power of two, return the slopes for p heads, where p is the next lower power of
-    two, and then the first, third, fifth, and so on of the slopes for 2 p heads, until there are n.
+    If n is not a power of two, let p be the next lower power of two. The first p slopes are those
+    for p heads. The other n - p are the first, third, fifth, and so on of the slopes for 2 p heads.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -36,9 +36,10 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class AlibiAttention(MultiHeadAttention):
-    """Attention whose scores fall by a head's slope times the distance (ALiBi, Press et al. 2022).
+    """Attention with linear biases (ALiBi, Press et al. 2022).
 
-    The authors give no formula for the encoder; this class uses the same slope in both directions.
+    Each score is reduced by the distance times the head's slope. The authors give no formula for
+    the encoder; this class uses the same slope in both directions.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -85,7 +86,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     def setup(self) -> None:
-        """Create the projections and, for each of the 2 R + 1 distances, two vectors."""
+        """Create the projections, and two vectors for each of the 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -93,7 +94,7 @@ class RelativeAttention(MultiHeadAttention):
         self.relative_value = self.param("relative_value", init, (rows, c.d_v))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Compute scores q (k + a) and averages of v + b with vectors a and b for each distance.
+        """Compute scores q (k + a) and averages of v + b, where a and b depend on the distance.
 
         Because q (k + a) = q k + q a, this method computes q a only once for each distance.
         """
@@ -155,7 +156,7 @@ class T5Attention(MultiHeadAttention):
 
 
 class CausalT5Attention(T5Attention):
-    """T5's attention without buckets for keys after the query, as in T5's decoder."""
+    """Attention as in T5's decoder, which does not need buckets for keys after the query."""
 
     is_causal: ClassVar[bool] = True
 
