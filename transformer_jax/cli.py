@@ -6,7 +6,7 @@ import importlib.metadata
 import io
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import tyro
 
@@ -62,12 +62,12 @@ def _usage() -> str:
 
 def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
     """Print a command's help. If a config is given, show its values as the defaults."""
-    options: dict[str, Any] = {}
+    default = tyro.MISSING_NONPROP
     if words.positional and issubclass(kind, ConfigCommand):
         command = _create(kind, words.own)
         config = next(iter(command.load_rows().values())).config
-        options = {"default": dataclasses.replace(command, config=config)}
-    tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], **options)
+        default = dataclasses.replace(command, config=config)
+    tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], default=default)
     raise SystemExit
 
 
@@ -89,9 +89,13 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
 
 def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
     """Create a command or config from words that `split_words` has already checked."""
-    options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(kind, args=words, console_outputs=False, **options)
+            return tyro.cli(
+                kind,
+                args=words,
+                console_outputs=False,
+                default=tyro.MISSING_NONPROP if default is None else default,
+            )
     except SystemExit as end:
         raise UsageError(f"invalid arguments: {' '.join(words)}") from end

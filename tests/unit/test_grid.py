@@ -16,9 +16,10 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import evaluate
 from transformer_jax.inference.evaluation_files import directory_name, find_result
-from transformer_jax.inference.grid import Grid, Result, _select_averages, evaluate_grid
+from transformer_jax.inference.grid import Grid, _select_averages, evaluate_grid
 from transformer_jax.inference.history import MAX_SCORES_BYTES
 from transformer_jax.inference.trained_run import load, load_averages
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 
@@ -42,27 +43,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def results(run: RunDirectory) -> list[Result]:
+def results(run: RunDirectory) -> list[JsonObject]:
     return evaluate_grid(run, "dev", GREEDY)
 
 
 @pytest.fixture(scope="module")
-def all_results(run: RunDirectory) -> list[Result]:
+def all_results(run: RunDirectory) -> list[JsonObject]:
     return evaluate_grid(run, "dev", GRID)
 
 
-def settings(result: Result) -> tuple[int, int, float]:
+def settings(result: JsonObject) -> tuple[int, int, float]:
     decode = result["decode"]
     return result["average_checkpoints"], decode["beam_size"], decode["length_penalty_alpha"]
 
 
-def test_a_grid_has_one_greedy_search_per_average(results: list[Result]) -> None:
+def test_a_grid_has_one_greedy_search_per_average(results: list[JsonObject]) -> None:
     assert [settings(result) for result in results] == [(1, 1, 0.6), (2, 1, 0.6)]
     assert [result["steps"] for result in results] == [[8], [4, 8]]
 
 
 @pytest.mark.slow
-def test_a_grid_has_every_combination(all_results: list[Result]) -> None:
+def test_a_grid_has_every_combination(all_results: list[JsonObject]) -> None:
     searches = [(1, 0.6), (2, 0.0), (2, 3.0)]
     expected = [(average, *search) for average in (1, 2) for search in searches]
     assert [settings(result) for result in all_results] == expected
@@ -71,7 +72,7 @@ def test_a_grid_has_every_combination(all_results: list[Result]) -> None:
 
 @pytest.mark.slow
 def test_each_result_is_that_of_a_separate_evaluation(
-    run: RunDirectory, all_results: list[Result]
+    run: RunDirectory, all_results: list[JsonObject]
 ) -> None:
     mean = load(run.path, average_checkpoints=2)
     search = {"beam_size": 2, "length_penalty_alpha": 3.0}
@@ -81,11 +82,11 @@ def test_each_result_is_that_of_a_separate_evaluation(
 
 
 def test_a_repeated_grid_evaluates_only_what_is_missing(
-    run: RunDirectory, results: list[Result]
+    run: RunDirectory, results: list[JsonObject]
 ) -> None:
     titles: list[str] = []
 
-    def repeat() -> list[Result]:
+    def repeat() -> list[JsonObject]:
         titles.clear()
         return evaluate_grid(run, "dev", GREEDY, progress=lambda title, *_: titles.append(title))
 
@@ -104,7 +105,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
 
 @pytest.mark.slow
 def test_the_command_line_prints_a_grid_of_the_development_set(
-    run: RunDirectory, all_results: list[Result], capsys: pytest.CaptureFixture[str]
+    run: RunDirectory, all_results: list[JsonObject], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--grid", "--beam-sizes", "1", "2", "--alphas", "0", "3", "--averages", "1", "2"]
     assert main(["evaluate", str(run.path), *options, "--json"]) == 0
@@ -148,7 +149,7 @@ def test_a_mistake_in_a_grid_is_one_line(
 
 
 def test_a_grid_averages_the_papers_numbers_as_far_as_the_run_has_them(
-    run: RunDirectory, results: list[Result]
+    run: RunDirectory, results: list[JsonObject]
 ) -> None:
     default = evaluate_grid(run, "dev", Grid(beam_sizes=[1]))
     assert default == results[:1]
@@ -170,7 +171,7 @@ def test_the_default_averages_have_only_consecutive_intact_checkpoints_until_the
 
 
 def test_bleu_with_another_tokenizer_is_not_reused(
-    run: RunDirectory, results: list[Result], tmp_path: Path
+    run: RunDirectory, results: list[JsonObject], tmp_path: Path
 ) -> None:
     copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
     decode = DecodeConfig(**results[0]["decode"])
@@ -181,7 +182,7 @@ def test_bleu_with_another_tokenizer_is_not_reused(
 
 @pytest.mark.parametrize("name", ["perplexity", "bleu", "chrf", "size"])
 def test_a_stored_result_in_another_format_is_not_reused(
-    run: RunDirectory, results: list[Result], tmp_path: Path, name: str
+    run: RunDirectory, results: list[JsonObject], tmp_path: Path, name: str
 ) -> None:
     copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
     stored = results[0] | {name: "x" * (MAX_SCORES_BYTES if name == "size" else 1)}
@@ -203,7 +204,7 @@ def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
 
 
 def test_results_that_cannot_be_stored_are_still_returned(
-    run: RunDirectory, results: list[Result], tmp_path: Path
+    run: RunDirectory, results: list[JsonObject], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(run.path, tmp_path / "run"))
     shutil.rmtree(copy / "evaluations")

@@ -19,7 +19,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
-from transformer_jax.runs.metrics_file import JsonObject
+from transformer_jax.json_types import JsonObject
 from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
 from transformer_jax.sweeps.footnotes import list_footnotes
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep

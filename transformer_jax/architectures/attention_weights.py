@@ -3,20 +3,18 @@
 Shapes: B batch, S source positions, T target positions.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.model.transformer import EncoderDecoder, Params
+from transformer_jax.model.transformer import EncoderDecoder, Intermediates, Params
 
 
 def _record(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
-) -> Any:
+) -> Intermediates:
     """Return the recorded attention weights of each module."""
     _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
-    return variables.get("intermediates", {})
+    return variables["intermediates"]
 
 
 def recurrent_weights(

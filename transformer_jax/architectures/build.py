@@ -7,7 +7,6 @@ of a translation, N vocab_size.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Array, Float, Int
 
@@ -20,14 +19,17 @@ from transformer_jax.model import decoding, inspect
 from transformer_jax.model.build import build_transformer, check_dtype
 from transformer_jax.model.transformer import EncoderDecoder, Params
 
+DecodingState = decoding.DecodingState | incremental_decoding.DecodingState
+"""The arrays that decoding carries from step to step."""
+
 
 @dataclass(frozen=True)
 class Architecture:
     """One architecture's implementations of the functions below."""
 
     build: Callable[..., EncoderDecoder]
-    init_decoding: Callable[..., Any]
-    decode_step: Callable[..., tuple[Array, Any]]
+    init_decoding: Callable[..., DecodingState]
+    decode_step: Callable[..., tuple[Array, DecodingState]]
     attention_weights: Callable[..., dict[str, Array]]
 
 
@@ -75,7 +77,7 @@ def init_decoding(
     *,
     num_hypotheses: int,
     max_length: int,
-) -> Any:
+) -> DecodingState:
     """Encode the source, and return the initial state for generating up to `max_length` tokens."""
     start = ARCHITECTURES[model.config.architecture].init_decoding
     return start(model, params, source, num_hypotheses=num_hypotheses, max_length=max_length)
@@ -87,8 +89,8 @@ def decode_step(
     tokens: Int[Array, "B J"],
     position: Int[Array, ""],
     ancestors: Int[Array, "B J L"],
-    state: Any,
-) -> tuple[Float[Array, "B J N"], Any]:
+    state: DecodingState,
+) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `decode` would return at `position`, and the new state.
 
     With `model` and `params` bound, this is a step function for `inference.search`.

@@ -7,13 +7,13 @@ Shapes: B batch, S source positions, J hypotheses per sentence, L maximum length
 N vocab_size.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from transformer_jax.architectures.incremental import Carry, IncrementalModel
+from transformer_jax.architectures.incremental import Carry, IncrementalModel, PreparedSource
 from transformer_jax.model.transformer import Params, source_mask
 
 
@@ -22,7 +22,7 @@ class DecodingState(NamedTuple):
 
     carry: Carry
     """Arrays of shape [B, J, ...], with one row per hypothesis."""
-    source: Any
+    source: PreparedSource
     """Arrays of shape [B, ...] that all hypotheses for a sentence share."""
 
 

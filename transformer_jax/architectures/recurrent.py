@@ -11,21 +11,21 @@ vocab_size.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.architectures.incremental import IncrementalModel
+from transformer_jax.architectures.incremental import IncrementalModel, PreparedSource
 from transformer_jax.architectures.source_attention import Source, SourceAttention
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 from transformer_jax.special_tokens import PAD
 
-CellState = Any
+CellState = Array | tuple[Array, Array]
 """The state of one layer: an array of shape [..., D] for a GRU, or a pair of them for an LSTM."""
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
@@ -72,7 +72,7 @@ class DecoderCell(nn.Module):
         self.cells = [make_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout)
 
-    def prepare(self, _memory: Memory, _mask: Bool[Array, "B 1 1 S"], /) -> Any:
+    def prepare(self, _memory: Memory, _mask: Bool[Array, "B 1 1 S"], /) -> PreparedSource:
         """Return nothing, because this decoder reads the source only through its initial states."""
         return ()
 
@@ -87,7 +87,13 @@ class DecoderCell(nn.Module):
         return tuple(new_states), x
 
     def __call__(
-        self, state: DecoderState, x: Float[Array, "B J D"], _source: Any, /, *, train: bool
+        self,
+        state: DecoderState,
+        x: Float[Array, "B J D"],
+        _source: PreparedSource,
+        /,
+        *,
+        train: bool,
     ) -> tuple[DecoderState, Float[Array, "B J D"]]:
         """Return the new state and the output, which predicts the next token."""
         cells, output = self.read(state.cells, x, train=train)
@@ -182,7 +188,7 @@ class RecurrentModel(IncrementalModel):
         """Return the logits for the next token, given the decoder's outputs."""
         return self.output_embedding.logits(self.dropout(output, train=train))
 
-    def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> Any:
+    def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
         """Return the source's keys and values."""
         return self.decoder.prepare(memory, memory_mask)
 
@@ -199,7 +205,7 @@ class RecurrentModel(IncrementalModel):
         tokens: Int[Array, "B J"],
         position: Int[Array, ""],  # noqa: ARG002 - the state implies the position.
         carry: DecoderState,
-        source: Any,
+        source: PreparedSource,
     ) -> tuple[Float[Array, "B J N"], DecoderState]:
         """Read one token per hypothesis; return the next token's logits and the new state."""
         carry, output = self.decoder(carry, self.embedding.embed(tokens), source, train=False)

@@ -11,12 +11,18 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import annotations, closest, did_you_mean, field_names
+from transformer_jax.config.validation import (
+    TypeForm,
+    annotations,
+    closest,
+    did_you_mean,
+    field_names,
+)
 from transformer_jax.errors import UsageError
 
 # A negative number is a value, not an option.
@@ -31,7 +37,7 @@ DESCRIPTIONS: Mapping[object, str] = {
 }
 # The types that an option's value can have: one type, or all members of a union. A flag has no
 # value.
-Alternatives = tuple[Any, ...]
+Alternatives = tuple[TypeForm, ...]
 
 
 class Words(NamedTuple):
@@ -111,7 +117,7 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
         raise UsageError(f"{name} got an unexpected argument {words[int(limit)]!r}")
 
 
-def _alternatives(kind: Any) -> Alternatives:
+def _alternatives(kind: TypeForm) -> Alternatives:
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return typing.get_args(kind) if is_union else (kind,)
 
@@ -153,7 +159,7 @@ def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) 
         raise UsageError(f"{option} must be {described}, got {' '.join(words)!r}{hint}")
 
 
-def _is_value(kind: Any, words: Sequence[str]) -> bool:
+def _is_value(kind: TypeForm, words: Sequence[str]) -> bool:
     if kind is types.NoneType:
         return list(words) == ["None"]
     if typing.get_origin(kind) is Literal:
@@ -166,7 +172,7 @@ def _is_value(kind: Any, words: Sequence[str]) -> bool:
     return len(words) == _max_words((kind,))
 
 
-def _describe(kind: Any) -> str:
+def _describe(kind: TypeForm) -> str:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"

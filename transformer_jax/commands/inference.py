@@ -4,7 +4,7 @@ import codecs
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
@@ -75,7 +75,7 @@ class RunCommand(CheckpointCommand):
     finish. Default: the run's decode.beam_end."""
 
     @property
-    def decode_changes(self) -> dict[str, Any]:
+    def decode_changes(self) -> dict[str, int | float | str]:
         """The fields of the run's `DecodeConfig` that the options override."""
         changes = {
             "beam_size": self.beam_size,

@@ -1,8 +1,8 @@
 """The `attention` command, which shows attention weights."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -49,14 +49,13 @@ class Attention(RunCommand):
     def run(self) -> None:
         """Compute the attention weights and write them to the file."""
         # Check the options and the file before importing JAX, so that errors appear immediately.
-        selection: dict[str, Any] = {
-            "layer": self.layer,
-            "kind": self.kind,
-            "view": self.view,
-            "heads": self.heads or None,
-            "position": self.position,
-        }
-        Selection(**selection)
+        selection = Selection(
+            kind=self.kind,
+            layer=self.layer,
+            view=self.view,
+            heads=self.heads or None,
+            position=self.position,
+        )
         out = find_free_name(DEFAULT) if self.out is None else self.out
         check_suffix(out, ATTENTION_SUFFIXES)
         check_new_file(out)
@@ -64,5 +63,5 @@ class Attention(RunCommand):
         attention = run.attention(
             self.source, self.target, truncate=self.truncate, **self.decode_changes
         )
-        attention.save(out, **selection)
+        attention.save(out, **asdict(selection))
         stdout.print(f"{attention.source}\n  -> {attention.target}\nwrote {out}")

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from transformer_jax.config import Row
 from transformer_jax.console import stdout
+from transformer_jax.json_types import JsonObject
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -49,7 +50,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
         columns = ("step", "perplexity", "BLEU", "chrF2", *main_score(result.get("task")))
         table = Table(*columns, box=None)
-        rows: list[dict[str, Any]] = [*checkpoints, {**result, "step": "mean"}]
+        rows: list[JsonObject] = [*checkpoints, {**result, "step": "mean"}]
         for one in rows:
             scores = [one[key] for key in ("perplexity", "bleu", "chrf")]
             scores += main_score(one.get("task")).values()
@@ -58,7 +59,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     stdout.print()
 
 
-def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
+def print_scores_by_length(buckets: Sequence[JsonObject]) -> None:
     """Print the scores for each range of source lengths."""
     table = _table("source tokens", "sentences", "perplexity", "BLEU", first_number=0)
     for bucket in buckets:
@@ -69,7 +70,7 @@ def print_scores_by_length(buckets: Sequence[Mapping[str, Any]]) -> None:
     stdout.print()
 
 
-def print_grid(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def print_grid(results: Sequence[JsonObject]) -> JsonObject:
     """Print the scores for a grid of evaluations, and return the best evaluation.
 
     The best evaluation has the highest BLEU or, for tasks other than translation, the highest main

@@ -2,10 +2,9 @@
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
@@ -24,6 +23,7 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 
@@ -248,7 +248,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     )
 
 
-def _environment(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+def _environment(checkpoint: JsonObject) -> dict[str, str]:
     """Return the software versions and devices that a checkpoint was trained with."""
     devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
     return {**checkpoint.get("versions", {}), **devices}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -13,6 +12,7 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Check:
         """The program that needs the most memory."""
         return max(self.programs, key=lambda p: (not p.fits, p.peak_bytes or 0))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the result as plain data that JSON can represent."""
         return {
             "target": str(self.target),

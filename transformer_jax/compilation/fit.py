@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -24,6 +23,9 @@ MAX_BATCH_TOKENS = 1 << 26
 Compiler = Callable[[Config, Bucket], StepProgram]
 """A function that compiles a step for a target's devices."""
 
+Changes = dict[str, object]
+"""New values of config fields, keyed by name."""
+
 
 @dataclass(frozen=True)
 class Cure:
@@ -41,7 +43,7 @@ def find_cures(
     `program` is the program that does not fit. This function compiles the step with each suggested
     fix before returning the fix.
     """
-    candidates: list[list[dict[str, Any]]] = []
+    candidates: list[list[Changes]] = []
     if uses(config.model, "remat") and not config.model.remat:
         candidates.append([{"model.remat": True}])
     counts = _micro_batches(config, program, num_devices)
@@ -102,11 +104,11 @@ def count_devices(
 
 
 def _first_fit(
-    config: Config, bucket: Bucket, options: Sequence[dict[str, Any]], compiler: Compiler
+    config: Config, bucket: Bucket, options: Sequence[Changes], compiler: Compiler
 ) -> Cure | None:
     """Return the first option that fits."""
     for option in options:
-        sections: dict[str, dict[str, Any]] = {}
+        sections: dict[str, Changes] = {}
         for name, value in option.items():
             section, field = name.split(".")
             sections.setdefault(section, {})[field] = value

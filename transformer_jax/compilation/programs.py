@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +17,7 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
+from transformer_jax.json_types import JsonObject
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
@@ -61,7 +61,7 @@ class StepProgram:
         """The shape of the batch: the number of rows, and the source and target lengths."""
         return f"{self.rows} x ({self.source_length} + {self.target_length})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the fields as plain data that JSON can represent."""
         return dataclasses.asdict(self)
 

@@ -7,7 +7,7 @@ so loading one never executes code.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from transformer_jax.config.architectures import check_architecture
 from transformer_jax.config.sections import (
@@ -18,6 +18,7 @@ from transformer_jax.config.sections import (
     TrainConfig,
 )
 from transformer_jax.config.validation import ConfigError, check_field_name, field_names
+from transformer_jax.json_types import JsonObject
 
 # The paper warms up for 4,000 steps of about 25,000 tokens (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000
@@ -63,7 +64,7 @@ class Config:
             rule = f"at most model.max_positions ({limit}) {end}"
             data.require("max_length", data.max_length <= limit, rule)
 
-    def change(self, **sections: Mapping[str, Any]) -> Self:
+    def change(self, **sections: Mapping[str, object]) -> Self:
         """Return a copy with some fields changed, as in `base.change(model={"num_heads": 4})`.
 
         Raises:
@@ -80,7 +81,7 @@ class Config:
             changed[name] = dataclasses.replace(section, **values)
         return dataclasses.replace(self, **changed)
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, JsonObject]:
         """Return the config as JSON-serializable data."""
         return {
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
@@ -88,7 +89,7 @@ class Config:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: JsonObject) -> Self:
         """Convert the output of `to_dict` back into a config; missing fields get their defaults.
 
         Raises:
@@ -101,7 +102,7 @@ class Config:
             check_field_name(name, field_names(cls), "config")
         return cls().change(**data)
 
-    def differences(self, other: Self) -> dict[tuple[str, str], tuple[Any, Any]]:
+    def differences(self, other: Self) -> dict[tuple[str, str], tuple[object, object]]:
         """Return the fields that differ, as {(section, field): (own value, other's value)}."""
         theirs = other.to_dict()
         return {
@@ -158,7 +159,7 @@ class Row:
     paper: Paper = Paper()
 
 
-def is_own_search(result: Mapping[str, Any], decode: DecodeConfig) -> bool:
+def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:
     """Return whether a stored evaluation used this decode config.
 
     The evaluation must also have averaged as many checkpoints as the config requests. `result` is

@@ -19,6 +19,9 @@ from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
 
+TypeForm = Any
+"""A type in an annotation: a class such as int, or a form such as `int | None` or a Literal."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -86,13 +89,13 @@ def check_field_name(name: str, known: list[str], owner: str) -> None:
 
 
 @functools.cache
-def annotations(kind: type) -> dict[str, tuple[Any, tuple[object, ...]]]:
+def annotations(kind: type) -> dict[str, tuple[TypeForm, tuple[object, ...]]]:
     """Return the type of each dataclass field, and its `Annotated` metadata."""
     plain, full = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
     return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(kind)}
 
 
-def _check_type(field: str, kind: Any, value: object) -> None:
+def _check_type(field: str, kind: TypeForm, value: object) -> None:
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         if value not in choices:

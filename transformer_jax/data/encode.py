@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def ignore_progress(_activity: str, _done: int, _total: int) -> None:
     """Ignore the progress."""
 
 
-def token_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+def token_dtype(tokenizer: Tokenizer) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
     """Return the smallest integer type that can store every token ID."""
     return np.dtype("<u2" if len(tokenizer) <= 2**16 else "<u4")
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
@@ -26,9 +26,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, StorageError, UsageError
-
-Report = dict[str, Any]
-"""The contents of report.json."""
+from transformer_jax.json_types import JsonObject
 
 
 class Prepared(NamedTuple):
@@ -36,7 +34,8 @@ class Prepared(NamedTuple):
 
     folder: Path
     vocabulary: Vocabulary
-    report: Report
+    report: JsonObject
+    """The contents of report.json."""
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +132,7 @@ def find_prepared(
     return prepared
 
 
-def _read_report(folder: Path) -> Report | None:
+def _read_report(folder: Path) -> JsonObject | None:
     """Return the report in a folder, or None if the folder has no complete corpus."""
     try:
         report = json.loads((folder / "report.json").read_bytes())
@@ -146,11 +145,11 @@ def _read_report(folder: Path) -> Report | None:
 
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
-) -> Report:
+) -> JsonObject:
     """Encode all splits, rename the folder once it is complete, and return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
-    report: Report = {"corpus": corpus.name, **vocabulary.describe()}
+    report: JsonObject = {"corpus": corpus.name, **vocabulary.describe()}
     verify_every_line(corpus, progress)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from transformer_jax.config.validation import did_you_mean
@@ -143,7 +144,7 @@ def _line(text: bytes | str) -> str:
     return re.sub(r"[\r\n]+", " ", line.strip("\r\n"))
 
 
-def _tfds() -> Any:
+def _tfds() -> ModuleType:
     """Import TFDS and its translation datasets, or raise a UsageError if a package is missing."""
     # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
     # registers the translation datasets.

@@ -1,10 +1,10 @@
 """Scores by source length. Attention was invented to improve translations of long sentences."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformer_jax.inference.perplexity import SentenceScore, perplexity
 from transformer_jax.inference.scores import sacrebleu_metrics
+from transformer_jax.json_types import JsonObject
 
 # The width of a bucket, in source tokens. The last bucket has no upper limit.
 BUCKET_WIDTH = 10
@@ -18,7 +18,7 @@ def score_by_length(
     tokenizer: str,
     *,
     last_bucket: int = LAST_BUCKET,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return BLEU and perplexity for sentences with 1 to 10 source tokens, 11 to 20, and so on.
 
     The number of tokens includes the end token. Sentences of more than `last_bucket` tokens form

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
@@ -23,6 +23,7 @@ from transformer_jax.inference.history import (
 )
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.visualization.text import printable
 
@@ -53,7 +54,7 @@ class Comparison:
         return f"<div>{html.escape(repr(self))}</div>{html_table([names, *rows])}"
 
     @property
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> list[JsonObject]:
         """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
 
         Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
@@ -64,11 +65,9 @@ class Comparison:
         fields = _differing_fields([run.config for _, run in runs])
         return [self._row(label, run, fields) for label, run in runs]
 
-    def _row(
-        self, label: str, run: RunDirectory, fields: Sequence[tuple[str, str]]
-    ) -> dict[str, Any]:
+    def _row(self, label: str, run: RunDirectory, fields: Sequence[tuple[str, str]]) -> JsonObject:
         config, metrics = run.config.to_dict(), self.metrics[run.path]
-        row: dict[str, Any] = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
+        row: JsonObject = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
         row |= {f"{section}.{key}": config[section][key] for section, key in fields}
         row["step"] = metrics[-1]["step"] if metrics else 0
         for name in metric_names(metrics):

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -18,6 +18,7 @@ from transformer_jax.inference.perplexity import SentenceScore, perplexity, scor
 from transformer_jax.inference.scores import Scores, compound_bleu, score
 from transformer_jax.inference.tasks import check_task, score_task
 from transformer_jax.inference.trained_run import Run, read_params
+from transformer_jax.json_types import JsonObject
 
 Files = tuple[Path, Path]
 """A source file and a target file."""
@@ -38,7 +39,7 @@ class Text(NamedTuple):
 class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
-    result: dict[str, Any]
+    result: JsonObject
     """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
     produced the translations. If the task is not translation, `task` contains the task's scores.
@@ -117,7 +118,7 @@ def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progres
 def evaluate_text(
     run: Run,
     text: Text,
-    decode: Mapping[str, Any],
+    decode: Mapping[str, object],
     *,
     sentences: list[SentenceScore] | None = None,
     progress: Callable[[int], None] = lambda _: None,
@@ -162,7 +163,7 @@ def evaluate_text(
 def evaluate(
     run: Run,
     text: Split | Files,
-    decode: Mapping[str, Any],
+    decode: Mapping[str, object],
     *,
     per_checkpoint: bool = False,
     progress: Progress = ignore_progress,

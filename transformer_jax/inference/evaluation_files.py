@@ -10,10 +10,9 @@ The directory contains these files:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -23,6 +22,7 @@ from transformer_jax.inference.history import MAX_SCORES_BYTES, SCORE_NAMES
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import bleu_signature
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_directory import RunDirectory
@@ -60,7 +60,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 def find_result(
     folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Return the stored result of running this search on the mean of these checkpoints, or None.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
@@ -86,7 +86,7 @@ def find_result(
         return None
 
 
-def directory_name(result: Mapping[str, Any]) -> str:
+def directory_name(result: JsonObject) -> str:
     """Return a directory name that is unique to the split, checkpoints, and decode config.
 
     The name lists the fields that differ from the defaults. The run's config does not affect the

@@ -6,7 +6,6 @@ The authors chose their search settings "after experimentation on the developmen
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.encode import Progress, ignore_progress
@@ -16,13 +15,13 @@ from transformer_jax.inference.evaluate import Evaluation, Text, evaluate_text, 
 from transformer_jax.inference.evaluation_files import find_result, save_evaluation
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.trained_run import Run, load_averages
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 
 # The paper averages 5 checkpoints of the base model, and 20 of the big model.
 PAPER_AVERAGES = (1, 5, 20)
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def evaluate_grid(
     step: int | None = None,
     progress: Progress = ignore_progress,
     say: Callable[[str], object] = print,
-) -> list[Result]:
+) -> list[JsonObject]:
     """Return the results of every search with every averaged model, sorted by setting.
 
     Each average ends with the checkpoint at `step`, which defaults to the latest step. If the

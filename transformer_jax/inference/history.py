@@ -6,11 +6,12 @@ The files may come from an untrusted source, so values of unexpected types are i
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 
@@ -84,14 +85,14 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
     return curves
 
 
-def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
+def stored_evaluations(folder: RunDirectory) -> list[JsonObject]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
     Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and
     "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step, those that used
     the run's own decode config come last.
     """
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if path.stat().st_size <= MAX_SCORES_BYTES:
@@ -102,7 +103,7 @@ def stored_evaluations(folder: RunDirectory) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
 
 
-def _to_row(result: Mapping[str, Any]) -> dict[str, Any]:
+def _to_row(result: JsonObject) -> JsonObject:
     decode = result["decode"]
     row = {
         "split": str(result["split"]),

@@ -12,7 +12,6 @@ The folder contains:
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -93,9 +92,9 @@ def package_run(
     )
 
 
-def without_folders(data: DataConfig) -> dict[str, Any]:
+def without_folders(data: DataConfig) -> dict[str, tuple[str, ...] | None]:
     """Return the config fields that name files, with absolute paths reduced to file names."""
-    fields: dict[str, Any] = {"folder": None}
+    fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(data, split):
             fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)

@@ -1,7 +1,6 @@
 """The task "parsing": score linearized trees by labeled F1 (section 6.3)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformer_jax.data.linearization import parse_linearized
 from transformer_jax.data.trees import Tree
@@ -12,11 +11,12 @@ from transformer_jax.inference.brackets import (
     branch_right,
     score_brackets,
 )
+from transformer_jax.json_types import JsonObject
 
 
 def score_parses(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Repair linearized trees, and return their scores and the baseline's scores.
 
     A scored tree gets its words from the sentence and its tags from the reference. Tags matter
@@ -58,7 +58,7 @@ def read_references(sources: Sequence[str], references: Sequence[str]) -> list[T
     return trees
 
 
-def describe_parses(values: dict[str, Any]) -> list[str]:
+def describe_parses(values: JsonObject) -> list[str]:
     """Return the lines that `evaluate` prints."""
     baseline = values["right_branching"]
     return [
@@ -71,7 +71,7 @@ def describe_parses(values: dict[str, Any]) -> list[str]:
     ]
 
 
-def _score(expected: Sequence[Tree], proposed: Sequence[Tree]) -> dict[str, Any]:
+def _score(expected: Sequence[Tree], proposed: Sequence[Tree]) -> JsonObject:
     pairs = list(zip(expected, proposed, strict=True))
     return {
         **_to_dict(score_brackets(pairs)),
@@ -79,7 +79,7 @@ def _score(expected: Sequence[Tree], proposed: Sequence[Tree]) -> dict[str, Any]
     }
 
 
-def _to_dict(scores: BracketScores) -> dict[str, Any]:
+def _to_dict(scores: BracketScores) -> dict[str, float]:
     return {
         "f1": scores.f1,
         "precision": scores.precision,
@@ -89,7 +89,7 @@ def _to_dict(scores: BracketScores) -> dict[str, Any]:
     }
 
 
-def _describe(scores: dict[str, Any]) -> str:
+def _describe(scores: JsonObject) -> str:
     return (
         f"{scores['f1']:.2f}  precision {scores['precision']:.2f}, recall {scores['recall']:.2f}, "
         f"complete match {scores['complete_match']:.2f}% of {scores['sentences']:,}"

@@ -10,14 +10,14 @@ translation, C candidates (J times the number kept per hypothesis).
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-State = Any
-"""A pytree of data that a step function carries between positions, such as keys and values."""
+State = PyTree
+"""Data that a step function carries between positions, such as keys and values."""
 
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],

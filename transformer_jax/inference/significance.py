@@ -17,6 +17,7 @@ from transformer_jax.inference.evaluate import Evaluation, prepare_split
 from transformer_jax.inference.evaluation_files import encode_lines
 from transformer_jax.inference.scores import sacrebleu_metrics
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
@@ -112,7 +113,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a comparison as JSON data that contains no paths.
 
     `evaluation` is the baseline's evaluation.
@@ -131,7 +132,7 @@ def describe(
 
 
 def save_comparison(
-    folder: Path, description: Mapping[str, Any], hypotheses: Sequence[str]
+    folder: Path, description: Mapping[str, object], hypotheses: Sequence[str]
 ) -> None:
     """Save a comparison and the baseline's translations in an evaluation's directory.
 

@@ -6,12 +6,10 @@ cannot be scored. `score` maps the sources, the hypotheses, and the references t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformer_jax.inference.parsing import describe_parses, read_references, score_parses
-
-Values = dict[str, Any]
-"""The scores of a task, as JSON data."""
+from transformer_jax.json_types import JsonObject
 
 
 class Task(NamedTuple):
@@ -21,9 +19,9 @@ class Task(NamedTuple):
     """The key of the score that metrics and reports show. Higher is better."""
     check: Callable[[Sequence[str], Sequence[str]], object]
     """A function of (sources, references) that raises DataError if they cannot be scored."""
-    score: Callable[[Sequence[str], Sequence[str], Sequence[str]], Values]
+    score: Callable[[Sequence[str], Sequence[str], Sequence[str]], JsonObject]
     """A function of (sources, hypotheses, references) that returns the scores."""
-    describe: Callable[[Values], list[str]]
+    describe: Callable[[JsonObject], list[str]]
     """A function that returns the lines that `evaluate` prints."""
 
 
@@ -39,7 +37,7 @@ def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> 
 
 def score_task(
     name: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
-) -> Values | None:
+) -> JsonObject | None:
     """Return a task's scores with "name" and "main_score", or None if the task is translation."""
     if (task := TASKS.get(name)) is None:
         return None
@@ -47,11 +45,11 @@ def score_task(
     return {"name": name, "main_score": task.main_score, **values}
 
 
-def main_score(values: Values | None) -> dict[str, float]:
+def main_score(values: JsonObject | None) -> dict[str, float]:
     """Return the name and value of the main score in the result of `score_task`."""
     return {} if values is None else {values["main_score"]: values[values["main_score"]]}
 
 
-def describe_task(values: Values) -> list[str]:
+def describe_task(values: JsonObject) -> list[str]:
     """Return lines that describe the result of `score_task`."""
     return TASKS[values["name"]].describe(values)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.cache import enable_compilation_cache
@@ -21,7 +22,7 @@ from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.model.transformer import EncoderDecoder, Params
-from transformer_jax.runs.array_store import PyTree, on_device
+from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,
     average_params,

@@ -6,7 +6,6 @@ The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the 
 Shapes: P positions, D d_model.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +22,13 @@ from transformer_jax.interop.marian_settings import write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import to_linear
 from transformer_jax.model import inspect
+from transformer_jax.model.transformer import Params
 from transformer_jax.runs.run_directory import new_folder
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]
+# CTranslate2 is optional. A specification describes a model, a layer, or a module.
+Specification = Any
 # The names of the activation functions in CTranslate2's `Activation`.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 # The logit bias of a token that a CTranslate2 model must never predict.
@@ -52,7 +54,7 @@ def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float
         write_tokenizers(folder, run.vocabulary)
 
 
-def make_specification(run: Run, quantization: Quantization = "float32") -> Any:
+def make_specification(run: Run, quantization: Quantization = "float32") -> Specification:
     """Return the model as CTranslate2's `TransformerSpec`."""
     check_ctranslate2(run.config)
     specs = import_optional("ctranslate2.specs")
@@ -113,7 +115,7 @@ def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
     return np.array(inspect.position_table(run.model, run.params, longest, stack))
 
 
-def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> None:
+def _set_layer(layer: Specification, params: Params, config: ModelConfig) -> None:
     """Set the parameters of an encoder layer or a decoder layer."""
     _set_attention(layer.self_attention, params, "self_attention", config)
     if "cross_attention" in params:
@@ -123,7 +125,7 @@ def _set_layer(layer: Any, params: Mapping[str, Any], config: ModelConfig) -> No
     _set_norm(layer.ffn.layer_norm, params["after_feed_forward"]["norm"])
 
 
-def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: ModelConfig) -> None:
+def _set_attention(spec: Specification, params: Params, name: str, config: ModelConfig) -> None:
     """Set the weights of an attention sub-layer.
 
     CTranslate2 concatenates projections that share an input.
@@ -141,11 +143,11 @@ def _set_attention(spec: Any, params: Mapping[str, Any], name: str, config: Mode
         spec.queries_scale = np.float32(1)
 
 
-def _set_linear(spec: Any, weight: np.ndarray, bias: np.ndarray | None) -> None:
+def _set_linear(spec: Specification, weight: np.ndarray, bias: np.ndarray | None) -> None:
     spec.weight = weight
     if bias is not None:
         spec.bias = bias
 
 
-def _set_norm(spec: Any, params: Mapping[str, Any]) -> None:
+def _set_norm(spec: Specification, params: Params) -> None:
     spec.gamma, spec.beta = params["scale"], params["bias"]

@@ -7,9 +7,7 @@ also rejects models that this package cannot express.
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +32,7 @@ from transformer_jax.interop.marian_parameters import (
 from transformer_jax.interop.marian_settings import has_package_ids, read_config, read_tokens
 from transformer_jax.interop.parameters import Arrays, expected_shapes, read_arrays
 from transformer_jax.interop.torch_weights import read_torch_arrays
+from transformer_jax.json_types import JsonObject
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import digest_params
 from transformer_jax.model.positions import sinusoid
@@ -104,7 +103,7 @@ def _read_longest_source(path: Path) -> float:
     return longest
 
 
-def _read_vocabulary(path: Path, settings: Mapping[str, Any]) -> Vocabulary:
+def _read_vocabulary(path: Path, settings: JsonObject) -> Vocabulary:
     models = [_read(path / f"{side}.spm", MAX_TOKENIZER) for side in ("source", "target")]
     tokenizer_settings = _read_optional_json(path / "tokenizer_config.json")
     is_separate = tokenizer_settings.get("separate_vocabs", False) is True
@@ -139,7 +138,7 @@ def _make_tokenizer(
     path: Path,
     name: str,
     model: bytes,
-    settings: Mapping[str, Any],
+    settings: JsonObject,
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
@@ -230,12 +229,12 @@ def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
             )
 
 
-def _read_optional_json(path: Path) -> dict[str, Any]:
+def _read_optional_json(path: Path) -> JsonObject:
     """Return the content of a JSON file, or {} if the file does not exist."""
     return _read_json(path, MAX_DESCRIPTION) if path.exists() else {}
 
 
-def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
+def _read_json(path: Path, max_bytes: int) -> JsonObject:
     try:
         data = json.loads(_read(path, max_bytes))
     except (ValueError, RecursionError) as error:

@@ -1,14 +1,13 @@
 """The settings files of a Marian model: `config.json` and `generation_config.json`."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.token_table import TokenTable
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 # Layer normalization in Marian always uses this epsilon.
@@ -104,7 +103,7 @@ NEUTRAL_GENERATION = {
 }
 
 
-def read_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> TokenTable:
+def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTable:
     """Return a vocabulary's token table, with the special tokens from the settings.
 
     Raises:
@@ -141,7 +140,7 @@ def has_package_ids(table: TokenTable) -> bool:
 
 
 def read_config(
-    path: Path, settings: Mapping[str, Any], generation: Mapping[str, Any], vocabulary: Vocabulary
+    path: Path, settings: JsonObject, generation: JsonObject, vocabulary: Vocabulary
 ) -> Config:
     """Return a folder's config, with attention biases and logit biases enabled.
 
@@ -200,7 +199,7 @@ def read_config(
         raise StorageError(f"{path / 'config.json'} is invalid: {error}") from error
 
 
-def _read_search(path: Path, generation: Mapping[str, Any]) -> dict[str, object]:
+def _read_search(path: Path, generation: JsonObject) -> dict[str, object]:
     """Return the fields of `DecodeConfig` that generation_config.json determines."""
     decode: dict[str, object] = {"length_penalty": "power"}
     for name, field in (("num_beams", "beam_size"), ("length_penalty", "length_penalty_alpha")):
@@ -212,7 +211,7 @@ def _read_search(path: Path, generation: Mapping[str, Any]) -> dict[str, object]
     return decode
 
 
-def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_expressible(path: Path, settings: JsonObject) -> None:
     required = dict(REQUIRED)
     for name in ("ffn_dim", "attention_heads"):
         required[f"decoder_{name}"] = settings.get(f"encoder_{name}"), None
@@ -237,7 +236,7 @@ def _check_expressible(path: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _tie_embeddings(settings: Mapping[str, Any], vocabulary: Vocabulary) -> str:
+def _tie_embeddings(settings: JsonObject, vocabulary: Vocabulary) -> str:
     if not settings.get("tie_word_embeddings", True):
         return "none"
     is_shared = settings.get("share_encoder_decoder_embeddings", True)

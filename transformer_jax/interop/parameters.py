@@ -127,7 +127,7 @@ def check_arrays(
             )
 
 
-def to_linear(dense: Mapping[str, Any], num_input_axes: int = 1) -> Linear:
+def to_linear(dense: Params, num_input_axes: int = 1) -> Linear:
     """Return the parameters of a `Dense` module with a kernel [in, out] and a bias [out]."""
     kernel = np.asarray(dense["kernel"])
     inputs = int(np.prod(kernel.shape[:num_input_axes]))

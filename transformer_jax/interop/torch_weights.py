@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from types import ModuleType
 
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.interop.optional import import_optional
@@ -46,7 +46,7 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
     return {name: x.detach().contiguous().numpy() for name, x in content.items()}
 
 
-def _load(torch: Any, path: Path, max_bytes: int) -> Any:
+def _load(torch: ModuleType, path: Path, max_bytes: int) -> object:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -226,7 +226,7 @@ class MarianSystem:
         """Return a translation of at most `max_tokens` tokens, excluding the end token."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and end of the sentence.
-        options: dict[str, Any] = {"num_beams": beam_size, "max_length": max_tokens + 2}
+        options: dict[str, int | float] = {"num_beams": beam_size, "max_length": max_tokens + 2}
         if beam_size > 1:
             options["length_penalty"] = alpha
         [tokens] = self._model.generate(**source, **options)

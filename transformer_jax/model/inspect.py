@@ -19,6 +19,7 @@ from transformer_jax.errors import UsageError
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import (
     EncoderDecoder,
+    Intermediates,
     Params,
     Transformer,
     init_params,
@@ -123,7 +124,7 @@ def attention_weights(
     config = replace(model.config, attention_implementation="full")
     full = build_transformer(config, model.vocab_size, model.source_vocab_size)
     _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
-    layers: Any = variables["intermediates"]
+    layers: Intermediates = variables["intermediates"]
 
     depths = dict(zip(("encoder", "decoder"), config.layers_per_stack, strict=True))
 

@@ -4,12 +4,13 @@ Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size
 integers. Padding is 0 and occurs only after the end of a sentence.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.embeddings import Embedding
@@ -18,6 +19,10 @@ from transformer_jax.special_tokens import BOS, PAD
 
 Params = dict[str, Any]
 """Parameters, keyed by module and nested as in Flax."""
+Intermediates = Mapping[str, Any]
+"""Values that modules recorded with `sow`, keyed by module and nested as in Flax."""
+EncoderOutput = PyTree
+"""The memory: arrays in any structure, which the model's decoder reads."""
 
 
 def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
@@ -61,14 +66,14 @@ class EncoderDecoder(nn.Module):
         if c.tie_embeddings == "none":
             self.output_embedding = Embedding(c, self.vocab_size)
 
-    def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Any:
-        """Return the memory, which can have any type."""
+    def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> EncoderOutput:
+        """Return the memory."""
         raise NotImplementedError
 
     def decode(
         self,
         decoder_input: Int[Array, "B T"],
-        memory: Any,
+        memory: EncoderOutput,
         memory_mask: Bool[Array, "B 1 1 S"],
         *,
         train: bool = False,

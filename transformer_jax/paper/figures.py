@@ -8,16 +8,17 @@ attention in figure 2.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
+from jaxtyping import Array
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.transformer import Params
 from transformer_jax.visualization.diagrams import Column, Link, draw_columns
 from transformer_jax.visualization.style import Picture
 
@@ -49,7 +50,7 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
     model = build_transformer(config, VOCABULARY)
     tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
 
-    def apply(params: Any, source: Any, target: Any) -> Any:
+    def apply(params: Params, source: Array, target: Array) -> object:
         return model.apply({"params": params}, source, target)
 
     closed = jax.make_jaxpr(apply)(abstract_params(model), tokens, tokens)
@@ -92,7 +93,7 @@ def describe_attention() -> list[str]:
     array = jax.ShapeDtypeStruct((1, 3, 2, 4), jnp.float32)
     mask = jax.ShapeDtypeStruct((1, 1, 3, 3), jnp.bool_)
 
-    def attend(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    def attend(query: Array, key: Array, value: Array, mask: Array) -> Array:
         return weighted_sum(masked_softmax(scaled_dot_product(query, key), mask), value)
 
     closed = jax.make_jaxpr(attend)(array, array, array, mask)
@@ -100,7 +101,7 @@ def describe_attention() -> list[str]:
     return [OPERATIONS[name] for name in names if name in OPERATIONS]
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Yield all equations in order; replace each function call with the function's equations."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jaxtyping import PyTree
 
 
 class Program(NamedTuple):
@@ -35,7 +36,7 @@ class Value(NamedTuple):
     """Whether the array depends on the program's input."""
 
 
-def analyze(function: Callable[[Any, Any], Any], params: Any, x: Any) -> Program:
+def analyze(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, x: PyTree) -> Program:
     """Trace `function(params, x)` without executing it, and analyze the program.
 
     The arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`.
@@ -62,10 +63,10 @@ class _Counter:
 
     def visit(self, jaxpr: Jaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Return the properties of the outputs."""
-        known: dict[Any, Value] = {var: Value(0, False) for var in jaxpr.constvars}
+        known: dict[Var, Value] = {var: Value(0, False) for var in jaxpr.constvars}
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(var: Any) -> Value:
+        def read(var: Var | Literal) -> Value:
             return Value(0, False) if isinstance(var, Literal) else known[var]
 
         for equation in jaxpr.eqns:
@@ -76,7 +77,7 @@ class _Counter:
     def _apply(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name == "scan":
-            return self._scan(params, inputs)
+            return self._scan(equation, inputs)
         if name == "while":
             raise ValueError("the number of trips of a while loop is not known in advance")
         if name == "cond":
@@ -93,7 +94,8 @@ class _Counter:
             result = result._replace(depth=result.depth + 1)
         return [result] * len(equation.outvars)
 
-    def _scan(self, params: dict[str, Any], inputs: Sequence[Value]) -> list[Value]:
+    def _scan(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
+        params = equation.params
         first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
         constants, carry, slices = inputs[:first], list(inputs[first:last]), inputs[last:]
         stacked: list[Value] = []
@@ -112,6 +114,7 @@ def _join(values: Sequence[Value]) -> Value:
 
 
 def _shape(var: Any) -> tuple[int, ...]:
+    # The declared type of `aval` has no shape, so `var` cannot be a `Var`.
     return var.aval.shape
 
 

@@ -7,7 +7,7 @@ Shapes: B batch, T positions, D d_model.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,7 +135,7 @@ def path_length(n: int, reach: int | None, trips: int) -> int:
 
 def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Measurement:
     layer, x = make_layer(name, d), jax.ShapeDtypeStruct((1, n, d), jnp.float32)
-    params: Any = jax.eval_shape(layer.init, jax.random.key(0), x)
+    params: Params = jax.eval_shape(layer.init, jax.random.key(0), x)
 
     def apply(params: Params, x: Array) -> Array:
         return jnp.asarray(layer.apply(params, x))
@@ -166,7 +166,7 @@ def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         return lowered.compile()
 
 
-def _time(run: Any) -> float:
+def _time(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - start

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from transformer_jax.errors import StorageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
 from transformer_jax.runs.atomic_files import write_json, write_text
 from transformer_jax.runs.versions import source_commit
@@ -97,7 +97,7 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
         to_markdown(list_details(measurements)),
         "",
     ]
-    result: dict[str, Any] = {**origin, "measurements": [asdict(m) for m in measurements]}
+    result: JsonObject = {**origin, "measurements": [asdict(m) for m in measurements]}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.md", "\n".join(lines))

@@ -10,16 +10,15 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
+from jaxtyping import PyTree
 from orbax.checkpoint import v1 as ocp
 
 from transformer_jax.errors import StorageError
 
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
-PyTree = Any
 Trees = Mapping[str, PyTree]
 """Trees of arrays, or of `jax.ShapeDtypeStruct`, keyed by name ("params" and "optimizer")."""
 PendingWrite = ocp.AsyncResponse[None]
@@ -42,7 +41,7 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
     """Read the trees in `targets` from a checkpoint; raise StorageError if they do not match."""
     name = f"checkpoint {folder.name}"
     try:
-        stored: Any = ocp.checkpointables_metadata(str(folder.absolute())).metadata
+        stored: Trees = ocp.checkpointables_metadata(str(folder.absolute())).metadata
         for tree, target in targets.items():
             _check_size(folder, tree, target)
             _check_same_types(name, _types_by_path(stored[tree]), _types_by_path(target))

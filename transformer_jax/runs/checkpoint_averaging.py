@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.runs.array_store import PyTree
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 

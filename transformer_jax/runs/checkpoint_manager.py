@@ -20,14 +20,16 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
+from jaxtyping import PyTree
 
 from transformer_jax.console import stderr
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs import array_store, checksums
-from transformer_jax.runs.array_store import PendingWrite, PyTree, Trees
+from transformer_jax.runs.array_store import PendingWrite, Trees
 from transformer_jax.runs.atomic_files import sync
 from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
 from transformer_jax.runs.checksums import CorruptionError
@@ -83,7 +85,7 @@ class CheckpointManager:
             if metadata.perplexity is not None
         }
 
-    def metadata(self, step: int) -> dict[str, Any]:
+    def metadata(self, step: int) -> JsonObject:
         """Return the metadata that was passed to `save`; raise a StorageError if it is damaged."""
         self._check(step, self._damage.get(step))
         return self._metadata[step].custom_metadata
@@ -141,7 +143,7 @@ class CheckpointManager:
             )
 
     def save(
-        self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, Any]
+        self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, object]
     ) -> None:
         """Start writing JSON metadata and trees of arrays. Call `prepare_save` first.
 

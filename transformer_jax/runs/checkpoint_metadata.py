@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
@@ -27,7 +28,7 @@ class CheckpointMetadata(NamedTuple):
     """The perplexity on the development set; None unless the step is scheduled."""
     previous_step: int | None
     """The previous scheduled step, whether or not its checkpoint still exists."""
-    custom_metadata: dict[str, Any]
+    custom_metadata: JsonObject
     """The metadata required to resume training."""
 
     @classmethod

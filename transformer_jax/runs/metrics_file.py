@@ -5,9 +5,10 @@ import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeGuard
 
 from transformer_jax.errors import StorageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_text
 
 # The maximum length of a report, in bytes. Longer lines are invalid.
@@ -15,8 +16,6 @@ MAX_LINE = 1 << 20
 MAX_METRICS_BYTES = 64 << 20
 # The largest integer that a NumPy array can hold.
 MAX_COUNT = 2**63 - 1
-# An object in a JSON file.
-JsonObject: TypeAlias = dict[str, Any]
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
@@ -36,12 +35,12 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
     return reports
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Return whether a JSON value is a nonnegative integer that a NumPy array can hold."""
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether a JSON value is a number that `float` can represent."""
     if type(value) is int:
         return abs(value) <= sys.float_info.max

@@ -24,12 +24,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import ConfigError, DataError, Setting, StorageError, UsageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
@@ -63,7 +64,7 @@ class Package(NamedTuple):
     """The dtype in which the parameters are stored. Computations use float32."""
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: JsonObject) -> Self:
         """Convert the output of `_asdict` back to a package."""
         steps = tuple(map(int, data["steps"]))
         if not steps or data["dtype"] not in get_args(Dtype):

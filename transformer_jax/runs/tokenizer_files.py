@@ -8,13 +8,12 @@
 The last two files exist only if the source has its own vocabulary.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_files
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
 from transformer_jax.errors import StorageError
+from transformer_jax.json_types import JsonObject
 
 # The size limit in bytes. A larger file may be malicious, so it is rejected without being read.
 MAX_TOKENIZER = 256 << 20
@@ -30,7 +29,7 @@ def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
             path.with_suffix(".table.json").write_bytes(tokenizer.table.to_json())
 
 
-def read_vocabulary(folder: Path, description: Mapping[str, Any]) -> Vocabulary:
+def read_vocabulary(folder: Path, description: JsonObject) -> Vocabulary:
     """Read the tokenizers that a run's description lists, and verify their digests.
 
     Raises:

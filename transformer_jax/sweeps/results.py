@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config, Paper, Row
@@ -243,7 +243,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
     scores: dict[str, dict[int, float]] = {}
     for status in statuses:
         dev, test = status.scores.get("dev", {}), status.scores.get("test", {})
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "perplexity": dev.get("perplexity"),
             "bleu": dev.get("bleu"),
             "test_bleu": test.get("bleu"),
@@ -257,7 +257,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
     return scores
 
 
-def _main_score(task: object) -> Any:
+def _main_score(task: object) -> object:
     """Return the main score in the stored result of a task, or None if it is missing."""
     if not isinstance(task, dict) or not isinstance(name := task.get("main_score"), str):
         return None

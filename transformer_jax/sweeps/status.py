@@ -16,8 +16,9 @@ from typing import Literal
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import StorageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_json
-from transformer_jax.runs.metrics_file import JsonObject, is_count, is_number, read_metrics
+from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]

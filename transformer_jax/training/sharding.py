@@ -12,7 +12,7 @@ keep the state in the same global arrays, so a run can resume with any of them.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +203,9 @@ def sum_over_devices(
     changing a result.
     """
 
-    def gather(path: tuple[Any, ...], shard: jax.Array, spec: PartitionSpec) -> jax.Array:
+    def gather(
+        path: tuple[jax.tree_util.DictKey, ...], shard: jax.Array, spec: PartitionSpec
+    ) -> jax.Array:
         if axis not in spec:
             return shard
         is_rounded = jax.tree_util.keystr(path[-1:], simple=True) in ROUNDED_PARAMS

@@ -10,10 +10,10 @@ import html
 import json
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 import numpy as np
 
+from transformer_jax.json_types import JsonObject
 from transformer_jax.visualization.attention_maps import (
     AttentionMap,
     AttentionMaps,
@@ -97,7 +97,7 @@ def to_json(data: object) -> str:
     return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
 
 
-def _describe(map_: AttentionMap) -> dict[str, Any]:
+def _describe(map_: AttentionMap) -> JsonObject:
     quantized = np.rint(map_.weights * STEPS).astype(np.uint8)
     return {
         "label": map_.label,
