@@ -14,7 +14,7 @@
 # - why the dot product of two encodings depends only on their distance;
 # - why "for any fixed offset $k$, $PE_{pos+k}$ can be represented as a linear function of
 #   $PE_{pos}$", and how a head can use this property to look $k$ positions back;
-# - how training changes a learned table, the alternative in row (E) of Table 3;
+# - how training changes learned positions, the alternative to sinusoids in row (E) of Table 3;
 # - what happens beyond the length of the training sentences.
 
 # %%

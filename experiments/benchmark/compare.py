@@ -31,8 +31,8 @@ def compare(before: Results, after: Results) -> str:
     """Return a table of the workers that both results contain, and notes about other workers.
 
     If both results have the same reference, the table compares speeds relative to this reference,
-    because ratios do not depend on other load on the machine. Otherwise, the table compares
-    absolute speeds.
+    because other load on the machine affects these ratios less than absolute speeds. Otherwise, the
+    table compares absolute speeds.
 
     Raises:
         UsageError: the results have no worker in common.

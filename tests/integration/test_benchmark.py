@@ -295,7 +295,7 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
 def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Reuse the compiled steps of the runs that other tests train; see `shared_steps.py`.
+    # Reuse the training steps that other tests have compiled; see `shared_steps.py`.
     monkeypatch.setattr(adapter, "make_train_step", loop.make_train_step)
     batches = prepare(SMALL.data).batches(SMALL.data.batch_tokens, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}

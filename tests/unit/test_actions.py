@@ -35,7 +35,7 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
-    # Step 11 is the last step, so its report is unscheduled. In a longer run, the report at step 12
+    # Step 11 is reported only because it is the last step. In a longer run, the report at step 12
     # would cover these metrics again.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = dataclasses.replace(SCHEDULE, log_every=3)

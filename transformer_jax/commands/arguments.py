@@ -123,7 +123,7 @@ def _alternatives(kind: TypeForm) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of command-line words that a value of these types can have."""
+    """Return the maximum number of command-line arguments that an option of these types takes."""
     tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf

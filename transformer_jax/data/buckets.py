@@ -54,7 +54,7 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of a set of buckets, and searches that reduce this cost.
+    """The padding cost of sets of buckets, and searches for sets with a low cost.
 
     The first bucket in a set must fit all pairs.
     """

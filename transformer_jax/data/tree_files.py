@@ -1,8 +1,8 @@
 """A treebank in a folder. Each sentence is a source, and its linearized tree is the target.
 
-A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). Otherwise, its files are
-in the Wall Street Journal sections of the Penn Treebank (`00/` to `24/`): sections 02 to 21 are for
-training, section 22 is for development, and section 23 is for testing (section 6.3 of the paper).
+A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). Otherwise, it consists of
+sections of the Wall Street Journal part of the Penn Treebank, which are folders (`00/` to `24/`).
+Sections 02 to 21 are for training, section 22 is for development, and section 23 is for testing.
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
 lines. Both kinds of file may be compressed with gzip.

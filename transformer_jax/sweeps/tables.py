@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 Table = Sequence[Sequence[str]]
 MISSING = "-"
-# A signed number in Python's format.
+# A number with a sign, as Python's format specification `+` prints it.
 NUMBER = re.compile(r"[+-]\d*\.?\d+(e[+-]\d+)?|-inf")
 MARKDOWN_ESCAPES = str.maketrans({c: f"\\{c}" for c in r"\|*_`<>[]"})
 LATEX_ESCAPES = str.maketrans(

@@ -42,8 +42,7 @@ class Meter:
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
         progress. For the first two steps after a report, this method returns 0 without waiting. For
-        later steps, it returns how many steps in a row, up to and including step n - 2, were
-        skipped.
+        later steps, it returns the number of consecutive skipped steps that end with step n - 2.
         """
         if len(self._metrics) < 3:
             return 0

@@ -1,4 +1,4 @@
-"""Curves of losses and training metrics, for one run or for the mean and spread of several.
+"""Plot losses and training metrics, for one run or as the mean and spread of several runs.
 
 Shapes: P points.
 """
