@@ -15,7 +15,7 @@ import numpy as np
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
-from transformer_jax.inference.translate import ROWS, search
+from transformer_jax.inference.translate import ROWS, translate_batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS
@@ -125,7 +125,7 @@ def decode(
         lengths = []
         for rows in batches:
             limit = np.full(len(rows), steps, np.int32)
-            result = jax.device_get(search(model, config.decode, 1, params, rows, limit))
+            result = jax.device_get(translate_batch(model, config.decode, 1, params, rows, limit))
             lengths.append((result.tokens[:, 0] != 0).sum(axis=1))
         return float(np.concatenate(lengths).mean())
 

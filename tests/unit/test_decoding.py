@@ -98,7 +98,7 @@ def search(model: EncoderDecoder, has_cache: bool, params: dict[str, Any]) -> Tr
         jnp.asarray([ROOM, ROOM - 2]),
         beam_size=HYPOTHESES,
         max_length=ROOM,
-        bos=BOS,
+        start=BOS,
         eos=EOS,
         beam_end="any",
         num_best=3,

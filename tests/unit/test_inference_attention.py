@@ -68,7 +68,7 @@ def test_the_default_target_is_the_best_translation(run: Run) -> None:
     assert attention.target == run.translate([SOURCE], **GREEDY)[0]
     assert run.vocabulary.target.decode(
         [
-            run.translator(**GREEDY).find_tokens(
+            run.translator(**GREEDY).translate_tokens(
                 run.params, run.vocabulary.source.encode([SOURCE])[0]
             )
         ]

@@ -14,7 +14,7 @@ from transformer_jax.errors import RunInterrupted
 def test_a_signal_waits_for_the_step_once_training_has_begun(number: signal.Signals) -> None:
     handlers = [signal.getsignal(number) for number in SIGNALS]
     with GracefulShutdown("resume") as shutdown:
-        shutdown.can_wait = True
+        shutdown.defers_signals = True
         shutdown.check()
         signal.raise_signal(number)
         assert shutdown.signal == number
@@ -33,7 +33,7 @@ def test_a_signal_before_training_ends_the_run_at_once() -> None:
 
 def test_ctrl_c_after_another_signal_ends_the_run_at_once() -> None:
     with GracefulShutdown("resume") as shutdown:
-        shutdown.can_wait = True
+        shutdown.defers_signals = True
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):

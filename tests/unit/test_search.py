@@ -21,7 +21,7 @@ from oracles import Floats, examples, floats, softmax
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.inference.search import (
-    END_RULES,
+    BEAM_ENDS,
     NEG_INF,
     PENALTIES,
     Translations,
@@ -108,7 +108,7 @@ def beam(
         limits,
         beam_size=beam_size,
         max_length=LONGEST,
-        bos=BOS,
+        start=BOS,
         eos=EOS,
         length_penalty=kind[0],
         alpha=kind[1],
@@ -122,7 +122,7 @@ def beam(
 def greedy(table: Array, limits: Array, suppress_tokens: tuple[int, ...] = ()) -> Translations:
     state = State(jnp.zeros((len(table), 1, LONGEST), jnp.int32), table)
     return greedy_search(
-        step, state, limits, max_length=LONGEST, bos=BOS, eos=EOS, suppress_tokens=suppress_tokens
+        step, state, limits, max_length=LONGEST, start=BOS, eos=EOS, suppress_tokens=suppress_tokens
     )
 
 
@@ -272,7 +272,7 @@ def test_the_papers_search_is_that_of_tensor2tensor(
 
 def test_every_beam_end_of_the_config_has_one_rule() -> None:
     names = get_args(get_type_hints(DecodeConfig)["beam_end"])
-    assert list(END_RULES) == list(names)
+    assert names == BEAM_ENDS
     # The first name is the default in both the config and the search.
     assert DecodeConfig().beam_end == names[0]
     assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]
@@ -427,7 +427,7 @@ def recording_step(newest: Array, position: Array, *past: Any) -> tuple[Array, S
 @functools.partial(jax.jit, static_argnames=("beam_size", "num_best"))
 def recorded(table: Array, limits: Array, *, beam_size: int, num_best: int) -> Translations:
     state = State(jnp.zeros((len(table), beam_size, LONGEST), jnp.int32), table)
-    options = {"max_length": LONGEST, "bos": BOS, "eos": EOS}
+    options = {"max_length": LONGEST, "start": BOS, "eos": EOS}
     if beam_size == 1:
         return greedy_search(recording_step, state, limits, **options)
     return beam_search(

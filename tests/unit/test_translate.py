@@ -19,8 +19,8 @@ from transformer_jax.inference.translate import (
     ROWS,
     Hypothesis,
     Translator,
-    search,
-    search_on_device,
+    translate_batch,
+    translate_batch_on_device,
 )
 from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
 from transformer_jax.model.transformer import init_params
@@ -107,7 +107,7 @@ def test_scores_are_the_log_probabilities_of_the_model(run: Run, lines: list[str
         row[: len(sentence)] = sentence
     longer = run.config.decode.max_extra_length
     limit = np.array([len(sentence) + longer for sentence in tokens])
-    best = search(run.model, run.config.decode, 4, run.params, source, limit)
+    best = translate_batch(run.model, run.config.decode, 4, run.params, source, limit)
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     for rank in (0, 1):
         target = best.tokens[:, rank]
@@ -142,7 +142,7 @@ def test_truncation_keeps_the_beginning_and_the_end_token(run: Run) -> None:
 
 def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     unique = dataclasses.replace(run.config.decode, beam_size=1, max_extra_length=3)
-    cache_size = cast(Any, search_on_device)._cache_size
+    cache_size = cast(Any, translate_batch_on_device)._cache_size
     before = cache_size()
     for some in (["one", *lines[:10]], lines[10:]):
         Translator(run.model, run.vocabulary, unique).translate(run.params, some)
@@ -276,15 +276,15 @@ def test_a_token_outside_the_vocabulary_is_an_error(run: Run) -> None:
         with pytest.raises(
             ValueError, match=f"has the token {token}, but the vocabulary has {size}"
         ):
-            search(run.model, run.config.decode, 1, run.params, source, limit)
+            translate_batch(run.model, run.config.decode, 1, run.params, source, limit)
 
 
 def test_a_limit_beyond_the_room_of_the_search_is_an_error(run: Run) -> None:
     source = np.array([[5, 6, 2]])
     room = 3 + run.config.decode.max_extra_length
     with pytest.raises(ValueError, match=f"can have {room + 1} tokens, but there is room for only"):
-        search(run.model, run.config.decode, 1, run.params, source, np.array([room + 1]))
+        translate_batch(run.model, run.config.decode, 1, run.params, source, np.array([room + 1]))
     learned = replace(run.config.model, positions="learned", max_positions=4)
     model = build_transformer(learned, **run.vocabulary.sizes)
     with pytest.raises(ValueError, match="can have 5 tokens, but there is room for only 4"):
-        search(model, run.config.decode, 1, run.params, source, np.array([5]))
+        translate_batch(model, run.config.decode, 1, run.params, source, np.array([5]))

@@ -12,23 +12,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 class GracefulShutdown:
     """A context manager that handles `SIGNALS` by stopping training after the current step.
 
-    Until `can_wait` is set, there is nothing to save, and a signal ends the run immediately with
-    `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`, and
-    the training loop saves and stops. If Ctrl-C follows an earlier signal, the run ends immediately
-    (exit code 130).
+    Until `defers_signals` is set, there is nothing to save, and a signal ends the run immediately
+    with `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`,
+    and the training loop saves and stops. If Ctrl-C follows an earlier signal, the run ends
+    immediately (exit code 130).
     """
 
     def __init__(self, resume_hint: str) -> None:
         """Create the handler. Error messages end with `resume_hint`."""
         self.signal: signal.Signals | None = None
-        self.can_wait = False
+        self.defers_signals = False
         self.resume_hint = resume_hint
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        if not self.can_wait:
+        if not self.defers_signals:
             self.check()
 
     def check(self) -> None:

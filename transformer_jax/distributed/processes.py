@@ -114,7 +114,7 @@ class Vote(NamedTuple):
 
     step: int
     signal: int
-    is_due: bool
+    needs_recovery_save: bool
     """Whether any process requests a recovery checkpoint."""
 
 
@@ -132,16 +132,16 @@ class StepConsensus:
         self._max_over_processes = _make_max_over_processes() if group.count > 1 else None
         self._pending: deque[tuple[int, jax.Array]] = deque()
 
-    def vote(self, step: int, signal: int, is_due: bool) -> Vote:
+    def vote(self, step: int, signal: int, needs_recovery_save: bool) -> Vote:
         """Submit this process's vote after a step has started; return the latest combined vote."""
         if self._max_over_processes is None:
-            return Vote(step, signal, is_due)
-        self._pending.append((step, self._max_over_processes(signal, is_due)))
+            return Vote(step, signal, needs_recovery_save)
+        self._pending.append((step, self._max_over_processes(signal, needs_recovery_save)))
         if len(self._pending) <= self.DELAY:
             return Vote(0, 0, False)
         earlier_step, maximum = self._pending.popleft()
-        largest_signal, is_any_due = maximum.addressable_data(0).tolist()
-        return Vote(earlier_step, largest_signal, bool(is_any_due))
+        largest_signal, any_needs_save = maximum.addressable_data(0).tolist()
+        return Vote(earlier_step, largest_signal, bool(any_needs_save))
 
 
 def _make_max_over_processes() -> Callable[[int, bool], "jax.Array"]:
@@ -155,8 +155,9 @@ def _make_max_over_processes() -> Callable[[int, bool], "jax.Array"]:
     replicated = NamedSharding(mesh, PartitionSpec())
     maximum = jax.jit(lambda votes: votes.max(axis=0), out_shardings=replicated)
 
-    def max_over_processes(signal: int, is_due: bool) -> jax.Array:
-        votes = np.tile(np.array([signal, is_due], np.int32), (jax.local_device_count(), 1))
+    def max_over_processes(signal: int, needs_recovery_save: bool) -> jax.Array:
+        vote = np.array([signal, needs_recovery_save], np.int32)
+        votes = np.tile(vote, (jax.local_device_count(), 1))
         return maximum(jax.make_array_from_process_local_data(by_device, votes))
 
     return max_over_processes

@@ -144,7 +144,7 @@ def compute_attention(
     if not source_ids:
         raise DataError("the source sentence is blank: attention needs at least one token")
     if target is None:
-        target_ids = translator.find_tokens(params, source_ids)
+        target_ids = translator.translate_tokens(params, source_ids)
     else:
         target_ids = translator.encode_target(target, truncate=truncate)
     vocabulary = translator.vocabulary

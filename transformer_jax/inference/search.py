@@ -25,7 +25,7 @@ Step = Callable[
 ]
 """A function from (latest tokens, position, ancestors, state) to (next tokens' logits, state).
 
-ancestors[b, j, l] is the beam slot that read token l of the hypothesis now in slot j.
+Token l of the hypothesis now in slot j was read in the beam slot ancestors[b, j, l].
 """
 
 # The log-probability and the score of an empty slot, which are lower than those of any hypothesis.
@@ -47,52 +47,9 @@ def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
 PENALTIES = {"gnmt": gnmt, "power": power}
 
 
-class Continuations(NamedTuple):
-    """The candidates for extending the live hypotheses of each sentence by one token."""
-
-    is_live: Bool[Array, "B J"]
-    """True for a slot with a live hypothesis."""
-    end_log_probs: Float[Array, "B J"]
-    """The log-probability of each hypothesis followed by `eos`."""
-    other_log_probs: Float[Array, "B C"]
-    """The log-probabilities of each hypothesis's likeliest extensions by a token other than `eos`,
-    in any order."""
-    is_last: Bool[Array, "B 1"]
-    """True for a sentence that has reached its limit."""
-    finished_scores: Float[Array, "B J"]
-    """Scores of the hypotheses that finished earlier, best first; `NEG_INF` for an empty slot."""
-
-
-class EndRule(NamedTuple):
-    """A rule, selected by `beam_end`, that decides which live hypotheses can finish at a step."""
-
-    num_kept: Callable[[int], int]
-    """A function that maps J to the number of likeliest continuations that the search keeps."""
-    may_end: Callable[[Continuations, int], Bool[Array, "B J"]]
-    """A function that takes the continuations and the result of `num_kept`, and returns True for
-    each hypothesis that can finish."""
-
-
-def _is_among_likeliest(continuations: Continuations, num_kept: int) -> Bool[Array, "B J"]:
-    """Return whether a hypothesis plus `eos` is among the `num_kept` likeliest continuations.
-
-    If a sentence would otherwise have no finished hypothesis at the limit, all of its live
-    hypotheses can finish there.
-    """
-    is_live, ends, others, is_last, finished_scores = continuations
-    kept, _ = jax.lax.top_k(jnp.concatenate([ends, others], axis=1), num_kept)
-    is_likely = is_live & (ends >= kept[:, -1:])
-    has_none = finished_scores[:, :1] <= NEG_INF / 2
-    has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
-    return is_likely | (is_live & is_last & has_none)
-
-
 # The paper does not say which hypotheses can finish (section 6.1). Only the first rule is in the
 # authors' code.
-END_RULES = {
-    "tensor2tensor": EndRule(lambda beam_size: 2 * beam_size, _is_among_likeliest),
-    "any": EndRule(lambda beam_size: beam_size, lambda continuations, _: continuations.is_live),
-}
+BEAM_ENDS = ("tensor2tensor", "any")
 
 
 class Translations(NamedTuple):
@@ -112,7 +69,7 @@ class _Search(NamedTuple):
     suppress_tokens: tuple[int, ...]
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
-    end_rule: EndRule
+    beam_end: str
 
 
 class _Beam(NamedTuple):
@@ -143,7 +100,7 @@ def beam_search(
     *,
     beam_size: int,
     max_length: int,
-    bos: int,
+    start: int,
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
     alpha: float = 0.6,
@@ -153,12 +110,13 @@ def beam_search(
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
-    `limit` is the maximum length of each translation, including `eos`. It must not exceed
-    `max_length`. A sentence with a limit of 0 gets no hypothesis. `alpha` is at least 0, and
-    `length_penalty` is a name in `PENALTIES`. No translation contains any of the `suppress_tokens`,
-    but the probabilities of other tokens are not renormalized.
+    The first step reads the token `start`. `limit` is the maximum length of each translation,
+    including `eos`. It must not exceed `max_length`. A sentence with a limit of 0 gets no
+    hypothesis. `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`. No translation
+    contains any of the `suppress_tokens`, but the probabilities of other tokens are not
+    renormalized.
 
-    `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
+    `beam_end` is a name in `BEAM_ENDS` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if appending `eos` gives one of the sentence's 2 J
     likeliest continuations, or if the sentence reaches its `limit` without a finished hypothesis.
     "any": every hypothesis can finish.
@@ -169,14 +127,14 @@ def beam_search(
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
+    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, beam_end)
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # Initially, all hypotheses are identical, so only the first one is live.
     first = jnp.where(jnp.arange(beam_size) == 0, 0.0, NEG_INF)
     beam = _Beam(
         position=jnp.zeros((), jnp.int32),
-        last_tokens=jnp.full(shape, bos, jnp.int32),
+        last_tokens=jnp.full(shape, start, jnp.int32),
         live_tokens=empty,
         ancestors=empty,
         live_log_probs=jnp.broadcast_to(first, shape),
@@ -203,16 +161,15 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
     # is far slower.
-    num_kept = search.end_rule.num_kept(beam_size)
+    num_kept = beam_size if search.beam_end == "any" else 2 * beam_size
     allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
     candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
+    # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
-    is_live = beam.live_log_probs > NEG_INF / 2
-    continuations = Continuations(is_live, ending, candidates, is_last, beam.finished_scores)
-    may_end = search.end_rule.may_end(continuations, num_kept)
-    ending = jnp.where(may_end, ending / search.penalty(length), NEG_INF)
+    can_end = _can_end(search, beam, ending, candidates, is_last)
+    ending = jnp.where(can_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.finished_scores, ending], axis=1), beam_size)
     finished = _select(jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1), best)
@@ -242,20 +199,47 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     )
 
 
+def _can_end(
+    search: _Search,
+    beam: _Beam,
+    ending: Float[Array, "B J"],
+    candidates: Float[Array, "B C"],
+    is_last: Bool[Array, "B 1"],
+) -> Bool[Array, "B J"]:
+    """Return which live hypotheses can finish at this step, according to `beam_end`.
+
+    `ending` and `candidates` are the log-probabilities of the continuations by `eos` and by the
+    likeliest other tokens. `is_last` is True for a sentence that has reached its limit.
+    """
+    is_live = beam.live_log_probs > NEG_INF / 2
+    if search.beam_end == "any":
+        return is_live
+    continuations = jnp.concatenate([ending, candidates], axis=1)
+    kept, _ = jax.lax.top_k(continuations, 2 * ending.shape[1])
+    is_likely = is_live & (ending >= kept[:, -1:])
+    has_none = beam.finished_scores[:, :1] <= NEG_INF / 2
+    has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
+    return is_likely | (is_live & is_last & has_none)
+
+
 def greedy_search(
     step: Step,
     state: State,
     limit: Int[Array, " B"],
     *,
     max_length: int,
-    bos: int,
+    start: int,
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Translations:
     """Take the likeliest token at each step, up to `eos`; the score is the log-probability.
 
-    As in `beam_search`, no translation contains any of the `suppress_tokens`.
+    As in `beam_search`, no translation contains any of the `suppress_tokens`. Unlike a beam search
+    with one slot, this search stops at the first `eos`.
     """
+    sentences = len(limit)
+    # The only hypothesis is always in slot 0.
+    ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
@@ -276,11 +260,9 @@ def greedy_search(
             state=state,
         )
 
-    sentences = len(limit)
-    ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
     greedy = _Greedy(
         position=jnp.zeros((), jnp.int32),
-        last_tokens=jnp.full(sentences, bos, jnp.int32),
+        last_tokens=jnp.full(sentences, start, jnp.int32),
         tokens=jnp.zeros((sentences, max_length), jnp.int32),
         log_probs=jnp.where(limit > 0, 0.0, NEG_INF),
         is_done=limit <= 0,

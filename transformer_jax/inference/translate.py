@@ -43,7 +43,7 @@ def padded_length(length: int, longest: int | None) -> int:
     return padded if longest is None else min(padded, longest)
 
 
-def search(
+def translate_batch(
     model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
@@ -70,11 +70,11 @@ def search(
         raise ValueError(
             f"a translation can have {limit.max()} tokens, but there is room for only {room}"
         )
-    return search_on_device(model, config, num_best, params, source, limit)
+    return translate_batch_on_device(model, config, num_best, params, source, limit)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def search_on_device(
+def translate_batch_on_device(
     model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
@@ -82,26 +82,25 @@ def search_on_device(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Run `search` without checking its arguments."""
-    num_hypotheses, max_length = config.beam_size, source.shape[1] + config.max_extra_length
-    state = init_decoding(
-        model, params, source, num_hypotheses=num_hypotheses, max_length=max_length
-    )
+    """Run `translate_batch` without checking its arguments."""
+    beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
+    state = init_decoding(model, params, source, num_hypotheses=beam_size, max_length=max_length)
     step = functools.partial(decode_step, model, params)
-    begin = model.config.decoder_start_id
+    start = model.config.decoder_start_id
     shared: dict[str, Any] = {
         "max_length": max_length,
-        "bos": begin,
+        "start": start,
         "eos": EOS,
-        "suppress_tokens": (PAD,) if begin == PAD else (),
+        # Marian keeps its start token out of translations.
+        "suppress_tokens": (PAD,) if start == PAD else (),
     }
-    if num_hypotheses == 1:
+    if beam_size == 1:
         return greedy_search(step, state, limit, **shared)
     return beam_search(
         step,
         state,
         limit,
-        beam_size=num_hypotheses,
+        beam_size=beam_size,
         alpha=config.length_penalty_alpha,
         length_penalty=config.length_penalty,
         beam_end=config.beam_end,
@@ -188,13 +187,13 @@ class Translator:
         sources = self.encode(lines, truncate=truncate)
         translations = [[Hypothesis("", 0.0)] for _ in lines]
         progress(sum(not source for source in sources))
-        for indices, best in self.search_batches(params, sources, num_best):
+        for indices, best in self.translate_batches(params, sources, num_best):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
                 translations[index] = self._decode(tokens[:num_best], scores[:num_best])
             progress(len(indices))
         return translations
 
-    def search_batches(
+    def translate_batches(
         self, params: Params, sources: Sequence[list[int]], num_best: int
     ) -> Iterator[tuple[list[int], Translations]]:
         """Group tokenized sources by width; yield the indices and translations of each batch.
@@ -213,19 +212,19 @@ class Translator:
                 batch = indices[start : start + ROWS]
                 yield (
                     batch,
-                    self._search_batch(params, [sources[i] for i in batch], width, num_best),
+                    self._translate_batch(params, [sources[i] for i in batch], width, num_best),
                 )
 
-    def find_tokens(self, params: Params, source: list[int]) -> list[int]:
+    def translate_tokens(self, params: Params, source: list[int]) -> list[int]:
         """Return the tokens of a source's best translation, ending in `eos`.
 
         `source` contains tokens. The search is the same as in `translate`.
         """
         width = self.width(len(source))
-        tokens = self._search_batch(params, [source], width, 1).tokens[0, 0]
+        tokens = self._translate_batch(params, [source], width, 1).tokens[0, 0]
         return [int(token) for token in tokens if token != PAD]
 
-    def _search_batch(
+    def _translate_batch(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> Translations:
         """Search for translations of at most `ROWS` sentences; unused rows have a limit of 0."""
@@ -234,7 +233,8 @@ class Translator:
             source[row, : len(tokens)] = tokens
             limit[row] = self.limit(len(tokens))
         try:
-            return jax.device_get(search(self.model, self.config, num_best, params, source, limit))
+            best = translate_batch(self.model, self.config, num_best, params, source, limit)
+            return jax.device_get(best)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -154,7 +154,7 @@ def find_translations(
     translations: dict[int, Translation] = {}
     # By default, GPUs and TPUs round the inputs of float32 matrix products.
     with jax.default_matmul_precision("highest"):
-        for indices, best in translator.search_batches(run.params, sources, 1):
+        for indices, best in translator.translate_batches(run.params, sources, 1):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
                 text = [pieces[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
                 # The limit includes the end-of-sentence token.

@@ -26,14 +26,17 @@ Flax module."""
 
 
 class Positions(NamedTuple):
-    """The query and key positions within their sentences, counted from 0."""
+    """The query and key positions within their sentences, counted from 0.
+
+    Only variants read them. The paper adds positions to the embeddings instead.
+    """
 
     queries: Int[Array, " T"]
     keys: Int[Array, " S"]
 
 
 class Heads(NamedTuple):
-    """The projected inputs of all heads."""
+    """The projected inputs of all heads, grouped so that a variant can replace some of them."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]
@@ -45,10 +48,9 @@ class Heads(NamedTuple):
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key by their dot product.
+    """Score each query against each key as q k.
 
-    Differs from the paper, which scales the dot product. The variance of the dot product grows with
-    d_k, and large values push the softmax into regions with small gradients.
+    As a model's score, this function differs from the paper's `scaled_dot_product`.
     """
     # bfloat16 would round large scores.
     return accumulate_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
@@ -57,7 +59,11 @@ def dot_product(
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key as q k / sqrt(d_k), which keeps the variance near one."""
+    """Score each query against each key as q k / sqrt(d_k).
+
+    Without the scaling, the variance of the scores would grow with d_k, and large scores would push
+    the softmax into regions with small gradients (section 3.2.1).
+    """
     return dot_product(query, key) * query.shape[-1] ** -0.5
 
 
@@ -78,6 +84,7 @@ def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
     """Return the weighted averages of the values (equation 1)."""
+    # The order "bhtv" is that of the underlying matrix product.
     return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 

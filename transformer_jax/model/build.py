@@ -22,8 +22,8 @@ from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # If the class is None, `model.attention_implementation` selects a class that ignores
-    # positions.
+    # The module that adds positions to the embeddings, and the self-attention that the scheme
+    # needs. None means that the scheme works with every attention implementation.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -61,6 +61,7 @@ def choose_components(config: ModelConfig) -> Components:
     add_positions, self_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
+    # The config rejects a window together with a scheme that needs its own self-attention.
     if config.attention_window is not None:
         self_attention = WindowedAttention
     attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]

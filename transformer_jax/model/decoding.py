@@ -1,8 +1,9 @@
 """Cached decoding, which evaluates `Transformer.decode` one position at a time.
 
-A search keeps J hypotheses per sentence in J beam slots. Keys and values stay in the slot in which
-they were computed. When hypotheses move between slots, only `ancestors` changes: ancestors[b, j, l]
-is the slot that read token l of the hypothesis now in slot j.
+A search keeps J hypotheses per sentence in J beam slots. When slot j reads token l, it writes the
+token's key and value to entry l J + j of the cache. Entries never move. When hypotheses move
+between slots, only `ancestors` changes: token l of the hypothesis now in slot j was read in slot
+ancestors[b, j, l], so its key and value are in entry l J + ancestors[b, j, l].
 
 Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
 per sentence, L maximum length of a translation, LJ = L J entries of a cache, _ any size.
@@ -50,11 +51,11 @@ class CacheView(NamedTuple):
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
         """Return the view at a position, given the ancestors of each hypothesis."""
         sentences, num_hypotheses, length = ancestors.shape
-        is_past = jnp.arange(length)[None, None, :, None] <= position
-        mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_past
+        is_written = jnp.arange(length)[None, None, :, None] <= position
+        mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_written
+        mask = mask.reshape(sentences, 1, num_hypotheses, -1)
         queries = jnp.full(num_hypotheses, position)
         keys = jnp.repeat(jnp.arange(length), num_hypotheses)
-        mask = mask.reshape(sentences, 1, num_hypotheses, -1)
         return cls(position * num_hypotheses, mask, Positions(queries, keys))
 
 

@@ -4,6 +4,8 @@ Shapes: L layers, H heads. The first axis of a mask is the kind of attention, in
 `KINDS`.
 """
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
@@ -26,8 +28,8 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     """Return a copy of the parameters in which heads with a False mask have no effect.
 
     A head contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
-    the rows of W^O that belong to head i. Zeroing these rows is exactly equivalent to
-    zeroing the head's output. The other parameters are shared with `params`, not copied.
+    the rows of W^O that belong to head i. Zeroing these rows is exactly equivalent to zeroing the
+    head's output. The other parameters are shared with `params`, not copied.
 
     Raises:
         UsageError: the model has no attention heads, the two stacks have different numbers of
@@ -35,9 +37,8 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     """
     if "self_attention" not in params.get("encoder_0", {}):
         raise UsageError("this model has no heads to mask: only a Transformer has them")
-    names = [name.split("_") for name in params]
     num_layers, num_decoder_layers = (
-        sum(name[0] == stack and name[-1].isdigit() for name in names)
+        sum(re.fullmatch(rf"{stack}_\d+", name) is not None for name in params)
         for stack in ("encoder", "decoder")
     )
     if num_layers != num_decoder_layers:

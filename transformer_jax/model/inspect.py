@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UsageError
 from transformer_jax.model.build import build_transformer
+from transformer_jax.model.head_mask import KINDS, MODULES
 from transformer_jax.model.transformer import (
     EncoderDecoder,
     Intermediates,
@@ -125,15 +126,10 @@ def attention_weights(
     full = build_transformer(config, model.vocab_size, model.source_vocab_size)
     _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
     layers: Intermediates = variables["intermediates"]
-
     depths = dict(zip(("encoder", "decoder"), config.layers_per_stack, strict=True))
 
     def stack_layers(stack: str, attention: str) -> Float[Array, "layers B H ..."]:
         names = [f"{stack}_{i}" for i in range(depths[stack])]
         return jnp.stack([layers[name][attention]["weights"][0] for name in names])
 
-    return {
-        "encoder": stack_layers("encoder", "self_attention"),
-        "decoder": stack_layers("decoder", "self_attention"),
-        "cross": stack_layers("decoder", "cross_attention"),
-    }
+    return {kind: stack_layers(*MODULES[kind]) for kind in KINDS}

@@ -46,7 +46,8 @@ class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
     A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Tensor2Tensor's names for these
-    methods are `layer_preprocess` and `layer_postprocess`. Variants override all methods.
+    methods are `layer_preprocess` and `layer_postprocess`. Only the pre-norm variant, `NormAndAdd`,
+    needs `enter`, because it normalizes before each sub-layer and once more after each stack.
     """
 
     config: ModelConfig
@@ -76,7 +77,8 @@ class Components:
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
     causal_self_attention: type[MultiHeadAttention]
-    """The decoder's self-attention, in which a query never attends to later keys."""
+    """The decoder's self-attention. It differs from `self_attention` only with T5 positions; the
+    mask hides later keys."""
     cross_attention: type[MultiHeadAttention]
     make_score: MakeScore
     activation: Activation

@@ -48,8 +48,8 @@ def accumulate_in_float32(
     """Return the product of x and y, accumulated in float32 or higher precision.
 
     See `sum_dtype`. The cotangent of the result is also in float32 or higher precision. On a GPU,
-    the backward pass rounds this cotangent to the dtype of x. Otherwise, the product of a float32
-    array and a bfloat16 array would be computed in float32, at a fraction of the speed.
+    the backward pass rounds this cotangent to the dtype of x. Otherwise, it would multiply the
+    float32 cotangent by a bfloat16 operand in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)
@@ -88,7 +88,8 @@ def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
 class Dense(nn.Module):
     """A linear layer, x W + b, at each position.
 
-    W is initialized with Glorot uniform values, and b with zeros. The paper does not specify an
+    It equals `nn.DenseGeneral`, except that `matmul` chooses the fastest form for each platform. W
+    is initialized with Glorot uniform values, and b with zeros. The paper does not specify an
     initializer. H heads of width K are initialized like a single matrix [D, H K].
     """
 

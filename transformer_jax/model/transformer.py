@@ -46,7 +46,8 @@ def shift_right(target: Int[Array, "B T"], begin: int = BOS) -> Int[Array, "B T"
 class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, and a decoder reads it.
 
-    Subclasses define `encode` and `decode`.
+    `Transformer` defines `encode` and `decode`. So do the recurrent and convolutional models in
+    `architectures`, which training and search treat in the same way.
     """
 
     config: ModelConfig
@@ -111,6 +112,7 @@ class Transformer(EncoderDecoder, kw_only=True):
         self.source_positions, self.target_positions = (
             components.add_positions(c, n) for n in c.max_positions_per_stack
         )
+        # Flax names these layers encoder_0, encoder_1, and so on.
         encoder_depth, decoder_depth = c.layers_per_stack
         self.encoder = [encoder_layer(c, components) for _ in range(encoder_depth)]
         self.decoder = [decoder_layer(c, components) for _ in range(decoder_depth)]

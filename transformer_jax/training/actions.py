@@ -47,7 +47,9 @@ class ActionSchedule:
     log_every: int
     checkpoint_every: int
     bleu_every: int = 1
+    """In scheduled checkpoints."""
     patience: int | None = None
+    """In scheduled checkpoints."""
 
     @classmethod
     def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "ActionSchedule":
@@ -62,7 +64,7 @@ class ActionSchedule:
         """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
         # A vote may be a few steps old. Ignore its request if a checkpoint has been saved since
         # then.
-        needs_recovery = vote.is_due and vote.step > last_saved
+        needs_recovery = vote.needs_recovery_save and vote.step > last_saved
         is_last = step == self.steps
         is_report_scheduled = step % self.log_every == 0
         is_scheduled = step % self.checkpoint_every == 0
@@ -82,5 +84,5 @@ class ActionSchedule:
         """Return whether none of the last `patience` perplexities improved on the earlier best."""
         if self.patience is None or step % self.checkpoint_every:
             return False
-        best = min(scores, key=lambda step: scores[step], default=step)
+        best = min(scores, key=scores.__getitem__, default=step)
         return step - best >= self.patience * self.checkpoint_every

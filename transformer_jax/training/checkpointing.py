@@ -96,7 +96,7 @@ class Checkpointer:
         """The perplexity of each scheduled checkpoint on disk, keyed by step."""
         return self._manager.scores
 
-    def is_due(self) -> bool:
+    def needs_recovery_save(self) -> bool:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
             return False

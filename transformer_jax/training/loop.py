@@ -88,26 +88,29 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     config, schedule = run.folder.config, run.schedule
     # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
-    shutdown.can_wait = True
+    shutdown.defers_signals = True
     with Checkpointer(run, console) as checkpointer:
         state, pending = checkpointer.restore()
         shutdown.check()
-        first = checkpointer.last_step
-        if first >= schedule.steps or schedule.is_out_of_patience(first, checkpointer.scores):
-            console.print(f"{run.folder.path} is already at step {first}: nothing to do")
+        restored = checkpointer.last_step
+        if restored >= schedule.steps or schedule.is_out_of_patience(restored, checkpointer.scores):
+            console.print(f"{run.folder.path} is already at step {restored}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # The next report includes the pending metrics and replaces any earlier report that
-            # includes them.
-            splits = {"train": not pending, "dev": first in checkpointer.scores}
-            truncate_metrics(run.folder.metrics, first, {x for x in splits if splits[x]})
+            # Keep only the reports at this step that were scheduled: the training report, unless
+            # its metrics are pending, and the evaluation, if the checkpoint has a score.
+            scheduled = {"train"} if not pending else set[str]()
+            if restored in checkpointer.scores:
+                scheduled.add("dev")
+            truncate_metrics(run.folder.metrics, restored, scheduled)
         run.group.barrier()
         # FLOPs can be recomputed from the steps, so checkpoints do not store them.
-        pending_flops = sum(map(run.step_flops, range(first - len(pending) + 1, first + 1)))
+        pending_steps = range(restored - len(pending) + 1, restored + 1)
+        pending_flops = sum(map(run.step_flops, pending_steps))
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)
         writer_type = MetricWriter if run.group.is_primary else NullWriter
-        with writer_type(run.folder, console, step=first) as writer:
+        with writer_type(run.folder, console, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
         checkpointer.wait()
         return len(checkpointer.scores)
@@ -122,16 +125,16 @@ def _run_steps(
     shutdown: GracefulShutdown,
 ) -> None:
     """Train from the latest checkpoint until the schedule or a signal ends the run."""
-    config, schedule, first = run.folder.config, run.schedule, checkpointer.last_step
+    config, schedule, restored = run.folder.config, run.schedule, checkpointer.last_step
     learning_rate = learning_rate_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     with (
         CompiledStep(make_train_step(run.model, config.train), run.sharding) as train_step,
-        _make_tracer(run, after=first + schedule.log_every) as tracer,
+        _make_tracer(run, after=restored + schedule.log_every) as tracer,
     ):
-        for step in range(first + 1, schedule.steps + 1):
-            batch = run.batches.local_batch(step - 1, run.sharding.shard)
+        for step in range(restored + 1, schedule.steps + 1):
+            batch = run.batches.local_batch(step - 1, run.sharding.shard)  # Counted from 0.
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
@@ -141,11 +144,11 @@ def _run_steps(
                 writer.say(str(compilation))
             state, metrics = train_step(state, batch)
             meter.add(metrics, run.step_flops(step))
-            _check_divergence(run, step - 2, meter.wait_for_earlier_step())
+            _check_divergence(run, step - meter.LAG, meter.wait_for_earlier_step())
             heartbeat.beat(step)
             writer.advance(step)
             # Read the signal once. The next step handles a signal that arrives after this line.
-            vote = consensus.vote(step, shutdown.signal or 0, checkpointer.is_due())
+            vote = consensus.vote(step, shutdown.signal or 0, checkpointer.needs_recovery_save())
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
                 _check_divergence(run, step, int(meter.last.skipped_in_a_row))

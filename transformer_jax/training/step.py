@@ -98,7 +98,7 @@ def compute_gradients(
 ) -> GradientSum:
     """Sum gradients and losses over a batch's `gradient_accumulation_steps` micro-batches."""
     # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
-    # Folding in 0 reproduces the masks of earlier versions.
+    # Folding in 0 keeps the masks of existing runs, so they can be resumed and reproduced exactly.
     rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
     num_micro_batches = config.gradient_accumulation_steps
     smoothing = config.label_smoothing

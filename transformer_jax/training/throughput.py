@@ -17,6 +17,9 @@ batch. All three values are 0 if the step was skipped."""
 class Meter:
     """The accumulated metrics of the steps since the last report."""
 
+    LAG = 2
+    """The number of steps that the host can run ahead of the devices."""
+
     def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
         """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
@@ -38,15 +41,16 @@ class Meter:
         self._flops += flops
 
     def wait_for_earlier_step(self) -> int:
-        """Wait until the devices have finished step n - 2, where n is the latest step.
+        """Wait until the devices have finished step n - `LAG`, where n is the latest step.
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
-        progress. For the first two steps after a report, this method returns 0 without waiting. For
-        later steps, it returns the number of consecutive skipped steps that end with step n - 2.
+        progress. For the first `LAG` steps after a report, this method returns 0 without waiting.
+        For later steps, it returns the number of consecutive skipped steps that end with step
+        n - `LAG`.
         """
-        if len(self._metrics) < 3:
+        if len(self._metrics) <= self.LAG:
             return 0
-        return int(jax.device_get(self._metrics[-3].skipped_in_a_row))
+        return int(jax.device_get(self._metrics[-1 - self.LAG].skipped_in_a_row))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
