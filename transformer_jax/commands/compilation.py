@@ -117,10 +117,8 @@ def print_check(name: str, check: "Check") -> None:
         return
     peak = f"{_format_bytes(check.largest.peak_bytes)} of {memory} per device"
     place = f"{target} ({check.parallelism})"
-    if check.batch_tokens is None:
-        stdout.print(f"{name} fits {place}: {peak}")
-    else:
-        stdout.print(f"{name} fits {place} up to data.batch_tokens {check.batch_tokens}: {peak}")
+    limit = "" if check.batch_tokens is None else f" up to data.batch_tokens {check.batch_tokens}"
+    stdout.print(f"{name} fits {place}{limit}: {peak}")
 
 
 def print_program(program: "StepProgram") -> None:

@@ -33,7 +33,6 @@ class Params(FileCommand):
         return dict(zip(rows, super().load_rows().values(), strict=True))
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Print the parameter counts."""
         from transformer_jax.architectures.build import build_model
         from transformer_jax.model.inspect import parameter_counts
 
@@ -67,7 +66,6 @@ class Diff(PathCommand):
     argument_name = "two configs or runs"
 
     def run(self) -> None:
-        """Print the differences."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
         fields = config.differences(other_config).items()

@@ -56,7 +56,6 @@ class Evaluate(RunCommand):
     1, 5, and 20, if the run has that many consecutive checkpoints."""
 
     def run(self) -> None:
-        """Evaluate the run, print the scores, and store them in the run."""
         if self.baseline is not None:
             # Report a wrong path before importing JAX.
             RunDirectory.open(self.baseline)

@@ -98,7 +98,6 @@ class Translate(RunCommand):
     """Truncate a line that is too long instead of raising an error."""
 
     def run(self) -> None:
-        """Translate all lines of standard input."""
         run = self.load()
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
@@ -146,7 +145,6 @@ class Package(CheckpointCommand):
     `en de`. Default: the languages in the config or in the file names."""
 
     def run(self) -> None:
-        """Package the model and print the package's size."""
         from transformer_jax.runs.run_directory import check_available
 
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")

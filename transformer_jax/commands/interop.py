@@ -43,7 +43,6 @@ class Export(CheckpointCommand):
     translates differently."""
 
     def run(self) -> None:
-        """Export the model, compare it with the original, and print its size."""
         if self.format != "ctranslate2" and self.quantization != "float32":
             raise UsageError(
                 f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
@@ -136,7 +135,6 @@ class Import(PathCommand):
     argument_name = "a folder"
 
     def run(self) -> None:
-        """Import the model."""
         out = self.out or Path(f"{self.source.resolve().name}-run")
         check_available(out, is_package=True)
         from transformer_jax.inference.packaging import package_run

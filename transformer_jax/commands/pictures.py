@@ -47,7 +47,6 @@ class Attention(RunCommand):
     argument_name = "a run and a source sentence"
 
     def run(self) -> None:
-        """Compute the attention weights and write them to the file."""
         # Check the options and the file before importing JAX, so that errors appear immediately.
         selection = Selection(
             kind=self.kind,

@@ -1,6 +1,6 @@
 """The `plot` command, which plots runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -69,7 +69,6 @@ class Plot(PathCommand):
     checkpoints. Default: the run's decode.average_checkpoints."""
     step: int | None = None
     """For `positions`, `loss`, and `heads`: the step of the checkpoint. Default: the latest."""
-    argument_name = "a run"
 
     def run(self) -> None:
         """Create the plot and write it to the file.
@@ -80,15 +79,7 @@ class Plot(PathCommand):
         """
         folders = self._open_runs()
         out = self._check_options()
-        draw: Mapping[Kind, Callable[[], Picture]] = {
-            "curves": lambda: self._draw_curves(folders),
-            "schedule": lambda: _draw_schedule(folders[0]),
-            "positions": self._draw_positions,
-            "loss": self._draw_losses,
-            "heads": self._draw_heads,
-        }
-        picture = draw[self.kind]()
-        stdout.print(f"written to {picture.save(out)}")
+        stdout.print(f"written to {self._draw(folders).save(out)}")
 
     def _open_runs(self) -> Sequence[RunDirectory]:
         if len(self.folders) > 1 and self.kind != "curves":
@@ -122,21 +113,27 @@ class Plot(PathCommand):
     def _load(self) -> "Run":
         return load_run(Path(self.folders[0]), self.average_checkpoints, self.step)
 
-    def _draw_curves(self, folders: Sequence[RunDirectory]) -> "Picture":
-        from transformer_jax.inference.comparison import compare
+    def _draw(self, folders: Sequence[RunDirectory]) -> "Picture":
+        match self.kind:
+            case "curves":
+                from transformer_jax.inference.comparison import compare
 
-        return compare(folder.path for folder in folders).plot(*self.metrics)
+                return compare(folder.path for folder in folders).plot(*self.metrics)
+            case "schedule":
+                from transformer_jax.training.schedule_picture import plot_schedule
 
-    def _draw_positions(self) -> "Picture":
-        from transformer_jax.inference.plots import plot_positions
+                return plot_schedule(folders[0].config)
+            case "positions":
+                from transformer_jax.inference.plots import plot_positions
 
-        return plot_positions(self._load(), **self._given("num_positions", "offset"))
+                return plot_positions(self._load(), **self._given("num_positions", "offset"))
+            case "loss":
+                from transformer_jax.inference.plots import plot_losses
 
-    def _draw_losses(self) -> "Picture":
-        from transformer_jax.inference.plots import plot_losses
-
-        with progress_bar() as progress:
-            return plot_losses(self._load(), progress=progress, **self._given("split"))
+                with progress_bar() as progress:
+                    return plot_losses(self._load(), progress=progress, **self._given("split"))
+            case "heads":
+                return self._draw_heads()
 
     def _draw_heads(self) -> "Picture":
         from transformer_jax.inference.head_importance import head_importance
@@ -151,9 +148,3 @@ class Plot(PathCommand):
             f"{importance.margin:g}"
         )
         return importance.plot()
-
-
-def _draw_schedule(folder: RunDirectory) -> "Picture":
-    from transformer_jax.training.schedule_picture import plot_schedule
-
-    return plot_schedule(folder.config)

@@ -80,7 +80,6 @@ class Sweep(ConfigCommand):
         return scale_rows(self.with_sections(rows), self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep; then print estimates, train its runs here, or submit them to Slurm."""
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 

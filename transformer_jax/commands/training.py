@@ -32,7 +32,6 @@ class Prepare(FileCommand):
     """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Prepare the text and print its statistics."""
         from transformer_jax.data.prepare import prepare
 
         config = rows[""].config
@@ -118,7 +117,6 @@ class Train(FileCommand, TrainingCommand):
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Create the run and train it."""
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before importing JAX, so that errors appear immediately.
@@ -159,7 +157,6 @@ class Resume(TrainingCommand):
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Resume the run with this config, which must describe the same experiment."""
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
