@@ -15,7 +15,6 @@ from transformer_jax.paper.table1 import (
     CLAIMS,
     Measurement,
     fit_exponent,
-    make_layer,
     measure_layers,
     path_length,
 )
@@ -92,7 +91,7 @@ def reached(name: str, num_layers: int, n: int) -> np.ndarray:
 
     A position affects the output if the gradient with respect to it is not zero.
     """
-    layer = make_layer(name, 8)
+    layer = LAYERS[name](d_model=8)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, n, 8)), jnp.float32)
     params = [layer.init(jax.random.key(i), x) for i in range(num_layers)]
 

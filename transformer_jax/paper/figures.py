@@ -19,7 +19,7 @@ from transformer_jax.model.attention import masked_softmax, scaled_dot_product, 
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.transformer import Params
-from transformer_jax.visualization.diagrams import Column, Link, draw_columns
+from transformer_jax.visualization.diagrams import Column, draw_columns
 from transformer_jax.visualization.style import Picture
 
 SUB_LAYERS = {
@@ -40,13 +40,11 @@ VOCABULARY = 100
 
 def draw_figure_1(config: ModelConfig | None = None) -> Picture:
     """Draw the model that a config describes. The default is the paper's model."""
-    config = config or ModelConfig()
-    columns, links = describe_architecture(config)
-    return draw_columns(columns, links)
+    return draw_columns(describe_architecture(config or ModelConfig()))
 
 
-def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]]:
-    """Return the encoder and the decoder as columns, and the link between them."""
+def describe_architecture(config: ModelConfig) -> list[Column]:
+    """Return the encoder and the decoder as columns."""
     model = build_transformer(config, VOCABULARY)
     tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
 
@@ -62,9 +60,8 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
         stack: [SUB_LAYERS.get(name, name) for name in names]
         for stack, names in (("encoder", encoder), ("decoder", decoder))
     }
-    if "self_attention" in decoder:
-        labels["decoder"][decoder.index("self_attention")] = "Masked Multi-Head Attention"
-    columns = [
+    labels["decoder"][decoder.index("self_attention")] = "Masked Multi-Head Attention"
+    return [
         Column("Inputs", [*first, *labels["encoder"]], "", range(2, 2 + len(encoder)), times),
         Column(
             "Outputs (shifted right)",
@@ -72,9 +69,9 @@ def describe_architecture(config: ModelConfig) -> tuple[list[Column], list[Link]
             "Output Probabilities",
             range(2, 2 + len(decoder)),
             decoder_times,
+            reads=2 + decoder.index("cross_attention"),
         ),
     ]
-    return columns, [Link(0, (1, 2 + decoder.index("cross_attention")))]
 
 
 def draw_figure_2() -> Picture:

@@ -91,17 +91,12 @@ def measure_layers(
     Time and memory are measured only if `timed` is true.
     """
     cases = [(name, n, d) for name in LAYERS for d in widths for n in lengths]
-    reaches = {name: measure_reach(make_layer(name, PROBE_WIDTH)) for name in LAYERS}
+    reaches = {name: measure_reach(LAYERS[name](d_model=PROBE_WIDTH)) for name in LAYERS}
     results: list[Measurement] = []
     for index, (name, n, d) in enumerate(cases):
         progress(f"measuring {name}", index, len(cases))
         results.append(_measure(name, n, d, reaches[name], timed=timed))
     return results
-
-
-def make_layer(name: str, d_model: int) -> nn.Module:
-    """Return the layer of Table 1 that has this name in `LAYERS`."""
-    return LAYERS[name](d_model=d_model)
 
 
 def measure_reach(layer: nn.Module) -> int | None:
@@ -134,7 +129,7 @@ def path_length(n: int, reach: int | None, trips: int) -> int:
 
 
 def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Measurement:
-    layer, x = make_layer(name, d), jax.ShapeDtypeStruct((1, n, d), jnp.float32)
+    layer, x = LAYERS[name](d_model=d), jax.ShapeDtypeStruct((1, n, d), jnp.float32)
     params: Params = jax.eval_shape(layer.init, jax.random.key(0), x)
 
     def apply(params: Params, x: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer_jax.config.loading import load_config
+from transformer_jax.config.loading import load_config, run_name
 from transformer_jax.sweeps.estimates import ASSUMED_UTILIZATION, estimate_bytes
 from transformer_jax.training.flops import peak_flops, train_flops
 
@@ -37,17 +37,12 @@ class Training:
         return train_flops(load_config(self.config))
 
     @property
-    def run(self) -> str:
-        """The folder that the training command creates."""
-        return f"runs/{self.config.replace(':', '-')}"
-
-    @property
     def commands(self) -> tuple[str, ...]:
         """The commands that prepare the text, train the model, and score it."""
         return (
             f"transformer-jax prepare {self.config}",
             f"transformer-jax train {self.config}",
-            f"transformer-jax evaluate {self.run}",
+            f"transformer-jax evaluate runs/{run_name(self.config)}",
         )
 
 

@@ -115,7 +115,7 @@ def _draw_grid(chosen: AttentionMap) -> Figure:
             if head == 0:
                 axes.set_ylabel(f"layer {row + 1}", size=SIZE)
     _add_color_bar(figure)
-    figure.suptitle(_capitalize(chosen.label), size="medium")
+    figure.suptitle(chosen.label.capitalize(), size="medium")
     label = f"rows: {chosen.query_label}s; columns: {chosen.key_label}s"
     figure.supxlabel(label, size=SIZE, color="#595959")
     return figure
@@ -156,15 +156,11 @@ def _add_color_bar(figure: Figure) -> None:
 
 
 def _title(chosen: AttentionMap, indices: Resolved) -> str:
-    title = f"{_capitalize(chosen.label)}, layer {indices.layer + 1} of {chosen.num_layers}"
+    title = f"{chosen.label.capitalize()}, layer {indices.layer + 1} of {chosen.num_layers}"
     if len(indices.heads) == chosen.num_heads:
         return title
     numbers = ", ".join(str(head + 1) for head in indices.heads)
     return f"{title}, head{'s' if len(indices.heads) > 1 else ''} {numbers}"
-
-
-def _capitalize(label: str) -> str:
-    return label[:1].upper() + label[1:]
 
 
 def _color(head: int) -> str:

@@ -68,7 +68,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
-def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step") -> Picture:
+def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
     """Plot one panel of curves per name, using a log axis if perplexities span a wide range."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
@@ -76,7 +76,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], *, x_label: str = "step")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
         lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
-        axes.set(xlabel=x_label, ylabel=printable_label(_with_unit(name)))
+        axes.set(xlabel="step", ylabel=printable_label(_with_unit(name)))
         axes.grid(**GRID)
         if "perplexity" in name:
             use_log_axis(axes, [value for curve in curves for value in curve.y])

@@ -35,18 +35,11 @@ class Column:
     """The indices of boxes that form a repeated layer."""
     times: str = ""
     """The label that shows the number of repetitions, such as "6 x"."""
+    reads: int | None = None
+    """The index of the box that also reads the previous column's output."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """An arrow from the last box of one column to a box in another column."""
-
-    start: int
-    end: tuple[int, int]
-    """The index of the column, and the index of the box within it."""
-
-
-def draw_columns(columns: Sequence[Column], links: Sequence[Link] = ()) -> Picture:
+def draw_columns(columns: Sequence[Column]) -> Picture:
     """Draw the columns next to each other, with arrows between consecutive boxes."""
     height = max(len(column.boxes) for column in columns) + 2
     width = len(columns) * (WIDTH + COLUMN_GAP)
@@ -55,9 +48,10 @@ def draw_columns(columns: Sequence[Column], links: Sequence[Link] = ()) -> Pictu
     axes.set(xlim=(-COLUMN_GAP, width - COLUMN_GAP / 2), ylim=(-1, height * (HEIGHT + GAP) - 0.8))
     axes.set_axis_off()
     for index, column in enumerate(columns):
-        _draw_column(axes, column, index * (WIDTH + COLUMN_GAP))
-    for link in links:
-        _draw_link(axes, columns, link)
+        left = index * (WIDTH + COLUMN_GAP)
+        _draw_column(axes, column, left)
+        if column.reads is not None:
+            _draw_link(axes, columns[index - 1], column.reads, left)
     return Picture(figure)
 
 
@@ -82,11 +76,11 @@ def _draw_column(axes: Axes, column: Column, left: float) -> None:
     axes.text(middle, top + 0.05, column.output, ha="center", va="bottom", size=9)
 
 
-def _draw_link(axes: Axes, columns: Sequence[Column], link: Link) -> None:
-    column, box = link.end
-    right = link.start * (WIDTH + COLUMN_GAP) + WIDTH
-    start = _bottom(len(columns[link.start].boxes) - 1) + HEIGHT / 2
-    end = column * (WIDTH + COLUMN_GAP), _bottom(box) + HEIGHT / 2
+def _draw_link(axes: Axes, source: Column, box: int, left: float) -> None:
+    """Draw an arrow from the last box of `source` to a box in the column at `left`."""
+    right = left - COLUMN_GAP
+    start = _bottom(len(source.boxes) - 1) + HEIGHT / 2
+    end = left, _bottom(box) + HEIGHT / 2
     middle = right + 0.4 * COLUMN_GAP
     axes.plot([right, middle, middle], [start, start, end[1]], color="black", linewidth=1)
     _arrow(axes, (middle, end[1]), end)
