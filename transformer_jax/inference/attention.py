@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.architectures.build import attention_weights
+from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
@@ -163,14 +163,13 @@ def _compute_weights(
     translator: Translator, params: Params, source: list[int], target: list[int]
 ) -> dict[str, np.ndarray]:
     """Return the weights for one sentence pair, with the padding removed."""
-    rows = []
-    for tokens, longest in (
-        (source, translator.longest_source),
-        (target, translator.longest_target),
-    ):
-        row = np.zeros((1, padded_length(len(tokens), longest)), np.int32)
-        row[0, : len(tokens)] = tokens
-        rows.append(jnp.asarray(row))
+    rows = [
+        Ragged.from_lists([tokens]).pad(np.array([0]), 1, padded_length(len(tokens), longest))
+        for tokens, longest in (
+            (source, translator.longest_source),
+            (target, translator.longest_target),
+        )
+    ]
     weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
     lengths = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2}
     lengths["cross"] = (len(target), len(source))

@@ -5,7 +5,7 @@ The authors chose their search settings "after experimentation on the developmen
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.encode import Progress, ignore_progress
@@ -139,10 +139,6 @@ def _evaluate_searches(
         def report(num_done: int, before: int = index * len(text.sources)) -> None:
             progress(title, before + num_done, total)
 
-        changes = {
-            "beam_size": search.beam_size,
-            "length_penalty_alpha": search.length_penalty_alpha,
-        }
-        evaluation = evaluate_text(run, text, changes, sentences=sentences, progress=report)
+        evaluation = evaluate_text(run, text, asdict(search), sentences=sentences, progress=report)
         sentences = evaluation.sentences
         yield search, evaluation

@@ -61,25 +61,19 @@ class HeadImportance:
     @property
     def num_prunable(self) -> int:
         """The number of heads in `order` that can be masked with an acceptable increase in loss."""
-        is_acceptable = self.pruned_losses <= self.loss + self.margin
-        return len(is_acceptable) - 1 if is_acceptable.all() else int(np.argmin(is_acceptable)) - 1
+        return int(np.sum(self.pruned_losses <= self.loss + self.margin)) - 1
 
     def mask(self, num_masked: int) -> Bool[np.ndarray, "3 L H"]:
         """Return a mask for `mask_heads` that disables the first `num_masked` heads in `order`."""
-        return mask_of(self.order[:num_masked], self.masked_losses.shape)
+        mask = np.ones(self.masked_losses.shape, bool)
+        for kind, layer, head in self.order[:num_masked]:
+            mask[KINDS.index(kind), layer, head] = False
+        return mask
 
     def plot(self) -> Picture:
         """Plot a map of the heads for each kind of attention, and the loss as heads are masked."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
-
-
-def mask_of(heads: list[Head], shape: tuple[int, ...]) -> Bool[np.ndarray, "3 L H"]:
-    """Return a mask of this shape that is False for these heads."""
-    mask = np.ones(shape, bool)
-    for kind, layer, head in heads:
-        mask[KINDS.index(kind), layer, head] = False
-    return mask
 
 
 def head_importance(

@@ -29,7 +29,8 @@ def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -
     """Return the summary as HTML, with all text from the run escaped."""
     kind = "package" if folder.package is not None else "run"
     at = f"step {steps[-1]:,}" if len(steps) == 1 else f"mean of {len(steps)} checkpoints"
-    vocabulary = " and ".join(f"{size:,}" for size in dict.fromkeys(_sizes(folder)))
+    sizes = dict.fromkeys(filter(None, folder.vocabulary.sizes.values()))
+    vocabulary = " and ".join(f"{size:,}" for size in sizes)
     facts = f"{at}, {num_parameters:,} parameters, vocabulary of {vocabulary} tokens"
     parts = [
         f"<b>{kind} {html.escape(printable(str(folder.path)))}</b><br>{facts}",
@@ -38,11 +39,6 @@ def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -
         _section("Training", _history(folder)),
     ]
     return f'<div style="max-width:60em">{"".join(parts)}</div>'
-
-
-def _sizes(folder: RunDirectory) -> list[int]:
-    sizes = folder.vocabulary.sizes.values()
-    return [size for size in sizes if size is not None]
 
 
 def _section(title: str, content: str) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.cache import enable_compilation_cache
-from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.attention import Attention, compute_attention
@@ -102,16 +102,9 @@ class Run:
         """The architecture, as a Flax module."""
         return build_model(self.config.model, **self.vocabulary.sizes)
 
-    @functools.cached_property
-    def _translators(self) -> dict[DecodeConfig, Translator]:
-        return {}
-
     def translator(self, **decode: Any) -> Translator:
         """Return a translator for the run's `decode` config, with these fields overridden."""
-        config = replace(self.config.decode, **decode)
-        if config not in self._translators:
-            self._translators[config] = Translator(self.model, self.vocabulary, config)
-        return self._translators[config]
+        return Translator(self.model, self.vocabulary, replace(self.config.decode, **decode))
 
     def translate(
         self, lines: Sequence[str], *, truncate: bool = False, **decode: Any

@@ -38,8 +38,8 @@ def _list_missing(results: Results) -> list[str]:
 
 def _list_commits(results: Results) -> list[str]:
     """Return a note if runs were planned at one commit and trained at another."""
-    statuses = [status for row in results.rows.values() for status in row.statuses]
-    versions = [read_json_object(s.run.path / "run.json").get("versions", {}) for s in statuses]
+    runs = [status.run for status in results.statuses]
+    versions = [read_json_object(run.path / "run.json").get("versions", {}) for run in runs]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
     others = sorted(commits - {origin.commit for origin in results.sweep.origins})
     return [f"Trained at commit {', '.join(others)}."] if others else []
@@ -149,10 +149,9 @@ def _list_caveats(results: Results) -> list[str]:
             f"Rows whose text or vocabulary differs from that of {results.base.name}: "
             f"{', '.join(names)}. Their perplexities per token cannot be compared."
         )
-    statuses = [status for row in rows for status in row.statuses]
     searches = {
         json.dumps([scores.get("average_checkpoints"), scores.get("decode")])
-        for status in statuses
+        for status in results.statuses
         for scores in status.scores.values()
     }
     if len(searches) > 1:
@@ -160,4 +159,5 @@ def _list_caveats(results: Results) -> list[str]:
             "The runs were scored with different search options or different numbers of averaged "
             "checkpoints."
         )
-    return notes + [f"{s.run.name} {s.note}." for s in statuses if s.status == "done" and s.note]
+    done = [status for status in results.statuses if status.status == "done"]
+    return notes + [f"{status.run.name} {status.note}." for status in done if status.note]

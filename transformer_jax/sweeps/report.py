@@ -168,7 +168,7 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
-    for status in _all_statuses(results):
+    for status in results.statuses:
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
         if digits is not None:
@@ -178,10 +178,6 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         row = [status.run.name, status.status, status.step, *scores, signature, command]
         table.append(list(map(str, row)))
     return table
-
-
-def _all_statuses(results: Results) -> list[RunStatus]:
-    return [status for row in results.rows.values() for status in row.statuses]
 
 
 def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
@@ -218,7 +214,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
         link(row.statuses[0], "; ".join(f"{k}: {v}" for k, v in row.missing.items()))
         for row in results.rows.values()
     ]
-    run_links = [link(status, status.note) for status in _all_statuses(results)]
+    run_links = [link(status, status.note) for status in results.statuses]
     # Omit the last two columns (the signature and the command). They are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from scipy import stats
+
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -66,11 +68,11 @@ class RowResult:
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train, keyed by seed. Such a perplexity is not finite
     or exceeds that of a unigram model."""
-    test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
-    """How much test BLEU differs from the first row's, keyed by seed."""
-    has_own_text: bool = False
+    has_own_text: bool
     """Whether the text or the vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
+    test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
+    """How much test BLEU differs from the first row's, keyed by seed."""
 
     @property
     def num_seeds(self) -> int:
@@ -112,6 +114,11 @@ class Results:
     def base(self) -> RowResult:
         """The first row."""
         return next(iter(self.rows.values()))
+
+    @property
+    def statuses(self) -> list[RunStatus]:
+        """The statuses of all runs."""
+        return [status for row in self.rows.values() for status in row.statuses]
 
     @functools.cached_property
     def analyses(self) -> Mapping[PaperScore, Analysis]:
@@ -167,10 +174,7 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
     base_texts = _fingerprints(by_row[base_name])
     rows = {
-        name: replace(
-            _collect_row(name, row, base, by_row[name]),
-            has_own_text=not _fingerprints(by_row[name]) <= base_texts,
-        )
+        name: _collect_row(name, row, base, by_row[name], base_texts)
         for name, row in sweep.rows.items()
     }
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
@@ -181,7 +185,9 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     return Results(sweep, rows, signature, command)
 
 
-def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) -> RowResult:
+def _collect_row(
+    name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
+) -> RowResult:
     config = _config_as_trained(statuses)
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     changes = base.config.differences(row.config)
@@ -201,6 +207,7 @@ def _collect_row(name: str, row: Row, base: Row, statuses: Sequence[RunStatus]) 
         _collect_scores([status for status in done if status.run.seed not in failed]),
         unigram,
         failed,
+        has_own_text=not _fingerprints(statuses) <= base_texts,
     )
 
 
@@ -212,8 +219,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
             _, references = read_translations(status, "dev")
             tokenizer = RunDirectory.open(status.run.path).vocabulary.target
             counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
-            frequencies = [count / counts.total() for count in counts.values()]
-            return math.exp(-sum(x * math.log(x) for x in frequencies))
+            return math.exp(stats.entropy(list(counts.values())))
     return None
 
 
