@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, storage_errors
 
 
 def cache_folder(name: str) -> Path:
@@ -43,9 +43,6 @@ def enable_compilation_cache() -> None:
 
 
 def _make_directory(folder: Path) -> Path:
-    try:
+    with storage_errors(f"the cache folder {folder} cannot be created"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"the cache folder {folder} cannot be created: {error.strerror}"
-        raise StorageError(reason) from error
     return folder

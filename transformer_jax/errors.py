@@ -4,9 +4,11 @@ Each message states what is wrong, where it is, and what to do about it. The exi
 BSD's sysexits.h (`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell conventions.
 """
 
+import contextlib
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +103,15 @@ class StorageError(TransformerJaxError):
     """A file or folder cannot be read or written."""
 
     exit_code = os.EX_IOERR
+
+
+@contextlib.contextmanager
+def storage_errors(problem: str) -> Iterator[None]:
+    """Convert an `OSError` to a `StorageError` whose message begins with `problem`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{problem}: {error.strerror or error}") from error
 
 
 class RunInterrupted(BaseException):

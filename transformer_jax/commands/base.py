@@ -16,7 +16,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
-from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.rows import with_sections
 
@@ -107,15 +107,13 @@ def check_new_file(path: Path) -> None:
         UsageError: the path already exists.
         StorageError: the path's folder does not exist or is not writable.
     """
-    try:
+    with storage_errors(f"{path} cannot be written"):
         if path.exists():
             free = str(find_free_name(path))
             raise UsageError(
                 f"{path} already exists: write another file with `", Setting("out", free), "`"
             )
         is_folder = path.parent.is_dir()
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     if not is_folder:
         raise StorageError(f"{path} cannot be written: {path.parent} is not a folder")
     if not os.access(path.parent, os.W_OK | os.X_OK):

@@ -16,7 +16,7 @@ import numpy as np
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_table import TableTokenizer
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, StorageError, UsageError, storage_errors
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.marian_parameters import (
     BIAS,
@@ -61,10 +61,8 @@ def read_marian(path: Path) -> Run:
             with the other files.
         DataError: a tokenizer is invalid.
     """
-    try:
+    with storage_errors(f"{path} cannot be read"):
         check_no_links(path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     settings = _read_json(path / "config.json", MAX_DESCRIPTION)
     if settings.get("model_type") != "marian":
         raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
@@ -246,16 +244,12 @@ def _read_json(path: Path, max_bytes: int) -> JsonObject:
 
 def _read(path: Path, max_bytes: int) -> bytes:
     _check_size(path, max_bytes)
-    try:
+    with storage_errors(f"{path} cannot be read"):
         return path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _check_size(path: Path, max_bytes: int) -> None:
-    try:
+    with storage_errors(f"{path} cannot be read"):
         size = path.stat().st_size
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     if size > max_bytes:
         raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")

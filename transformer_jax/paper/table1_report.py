@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import storage_errors
 from transformer_jax.json_types import JsonObject
 from transformer_jax.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
 from transformer_jax.runs.atomic_files import write_json, write_text
@@ -98,12 +98,10 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
         "",
     ]
     result: JsonObject = {**origin, "measurements": [asdict(m) for m in measurements]}
-    try:
+    with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.md", "\n".join(lines))
         write_json(folder / "table.json", result)
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _round(value: float) -> str:

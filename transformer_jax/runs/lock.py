@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import UsageError, storage_errors
 
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
@@ -28,10 +28,8 @@ def exclusive_lock(run: Path) -> Iterator[None]:
         UsageError: another process holds the lock.
         StorageError: the directory is not writable.
     """
-    try:
+    with storage_errors(f"{run} cannot be written"):
         file = (run / NAME).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{run} cannot be written: {error.strerror}") from error
     with file:
         if not _lock_exclusively(file):
             raise UsageError(f"{run} is being trained {_read_holder(run)}")

@@ -29,7 +29,14 @@ from typing import Literal, NamedTuple, Self, get_args
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import ConfigError, DataError, Setting, StorageError, UsageError
+from transformer_jax.errors import (
+    ConfigError,
+    DataError,
+    Setting,
+    StorageError,
+    UsageError,
+    storage_errors,
+)
 from transformer_jax.json_types import JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
@@ -214,11 +221,9 @@ class RunDirectory:
 
     def store(self) -> None:
         """Write the config to disk if it has changed."""
-        try:
+        with storage_errors(f"{self.path} cannot be written"):
             if RunDirectory.open(self.path).config != self.config:
                 self._write_description(current_versions())
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def _write_description(self, versions: Mapping[str, str]) -> None:
         description = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from transformer_jax.distributed.supervisor import train_command
-from transformer_jax.errors import RunInterrupted, StorageError
+from transformer_jax.errors import RunInterrupted, storage_errors
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.slots import Slot
@@ -188,19 +188,16 @@ def start_worker(
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
         environment[CORES_VARIABLE] = ",".join(map(str, sorted(slot.cores)))
-    try:
-        with run.log_file.open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - runs this package
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A worker in its own session does not receive Ctrl-C, so the launcher stops it.
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise StorageError(f"{run.log_file} cannot be written: {error.strerror}") from error
+    with storage_errors(f"{run.log_file} cannot be written"), run.log_file.open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 - runs this package
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # A worker in its own session does not receive Ctrl-C, so the launcher stops it.
+            start_new_session=True,
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
-from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError
+from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
 from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
@@ -114,7 +114,7 @@ class Sweep:
             name: {"config": row.config.to_dict(), "paper": asdict(row.paper)}
             for name, row in rows.items()
         }
-        try:
+        with storage_errors(f"{self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True)
             made_by = [origin._asdict() for origin in origins]
             content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
@@ -123,8 +123,6 @@ class Sweep:
                 run.path.parent.mkdir(exist_ok=True)
                 if not run.config_file.exists():
                     write_json(run.config_file, run.config.to_dict())
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     @classmethod
     def open(cls, path: Path) -> Self:

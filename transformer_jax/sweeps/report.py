@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from transformer_jax.console import shell_command
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import storage_errors
 from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
@@ -55,12 +55,10 @@ def write_report(results: Results) -> Path:
         "index.html": _make_page(results, scores, comparisons, list(figures.values())),
         **figures,
     }
-    try:
+    with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(content, "utf-8")
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     return folder
 
 

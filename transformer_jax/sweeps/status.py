@@ -15,7 +15,7 @@ from typing import Literal
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import storage_errors
 from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
@@ -108,10 +108,8 @@ def write_status(
         "process_start": _process_start(os.getpid()),
         "time": time.time(),
     }
-    try:
+    with storage_errors(f"{run.status_file} cannot be written"):
         write_json(run.status_file, content)
-    except OSError as error:
-        raise StorageError(f"{run.status_file} cannot be written: {error.strerror}") from error
 
 
 def read_status(run: SweepRun) -> RunStatus:

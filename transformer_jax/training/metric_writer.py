@@ -5,17 +5,16 @@ since 1970), and the reported values. Except for "time" and the rates, the value
 config and the seed.
 """
 
-import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboard.summary import Writer
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.runs.run_directory import RunDirectory
 
 # How the terminal formats values. Values not listed here are written only to files.
@@ -70,7 +69,7 @@ class MetricWriter:
         if split == "train":
             self.set_status(shown)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
-        with _storage_errors("metrics"):
+        with storage_errors("metrics could not be written"):
             self._metrics.write(json.dumps(line) + "\n")
             self._add_events(line)
 
@@ -90,7 +89,7 @@ class MetricWriter:
         samples = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"
         text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples)
-        with _storage_errors("samples"):
+        with storage_errors("samples could not be written"):
             folder.mkdir(exist_ok=True)
             (folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
         for source, hypothesis, reference in samples[:2]:
@@ -100,7 +99,7 @@ class MetricWriter:
 
     def __enter__(self) -> "MetricWriter":
         events = self._folder.path / "tensorboard"
-        with _storage_errors("metrics"):
+        with storage_errors("metrics could not be written"):
             # Rebuild the events from metrics.jsonl, because a killed process may have written
             # events for steps that this process repeats.
             shutil.rmtree(events, ignore_errors=True)
@@ -120,7 +119,7 @@ class MetricWriter:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._progress.stop()
         try:
-            with _storage_errors("metrics"):
+            with storage_errors("metrics could not be written"):
                 self._events.close()
                 self._metrics.close()
         except StorageError:
@@ -140,14 +139,6 @@ class NullWriter(MetricWriter):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         pass
-
-
-@contextlib.contextmanager
-def _storage_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{what} could not be written: {error.strerror or error}") from error
 
 
 def _shorten(text: str, width: int = 100) -> str:

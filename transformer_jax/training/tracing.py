@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, storage_errors
 
 
 class StepTracer:
@@ -31,10 +31,8 @@ class StepTracer:
         if step == self._last:
             self._stop()
             return
-        try:
+        with storage_errors(f"{self._folder} cannot be created"):
             self._folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self._folder} cannot be created: {error.strerror}") from error
         options = jax.profiler.ProfileOptions()
         # Traces of Python calls would crowd out the device operations.
         options.python_tracer_level = 0

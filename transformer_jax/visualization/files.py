@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import UsageError, storage_errors
 
 FIGURE_SUFFIXES = (".svg", ".png")
 ATTENTION_SUFFIXES = (".html", *FIGURE_SUFFIXES)
@@ -21,7 +21,5 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file; raise StorageError if that fails."""
-    try:
+    with storage_errors(f"{path} cannot be written"):
         path.write_bytes(content)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
