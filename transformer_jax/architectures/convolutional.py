@@ -79,7 +79,6 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the convolution, the attention, and its two projections."""
         c = self.config
         self.gated = GatedConvolution(c)
         self.attention = SourceAttention(c)
@@ -122,7 +121,6 @@ class ConvolutionalModel(IncrementalModel):
     """An encoder and a decoder with `num_layers` gated convolutions each."""
 
     def setup(self) -> None:
-        """Create the embeddings, the positional encodings, and the layers."""
         super().setup()
         c = self.config
         add_positions = choose_components(c).add_positions

@@ -67,7 +67,6 @@ class DecoderCell(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create each layer's cell."""
         c = self.config
         self.cells = [make_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout)
@@ -104,7 +103,6 @@ class AttentionCell(DecoderCell):
     """A decoder with attention to the source, applied to one token per hypothesis."""
 
     def setup(self) -> None:
-        """Create the cells, the attention, and the matrix for the attentional vector."""
         super().setup()
         c = self.config
         self.attention = SourceAttention(c)
@@ -130,7 +128,6 @@ class RecurrentModel(IncrementalModel):
     """A bidirectional encoder and a decoder with `num_layers` recurrent layers each."""
 
     def setup(self) -> None:
-        """Create the embeddings, the encoder's layers, and the decoder's cell."""
         super().setup()
         c = self.config
 

@@ -37,7 +37,6 @@ class SourceAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the score function, the projections for the additive score, and the dropout."""
         c = self.config
         make_score = ATTENTION_SCORES[c.attention_score]
         self.score = make_score(ModelConfig(d_model=c.d_model, num_heads=1, d_k=c.d_model))

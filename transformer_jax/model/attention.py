@@ -98,7 +98,6 @@ class MultiHeadAttention(nn.Module):
     make_score: MakeScore
 
     def setup(self) -> None:
-        """Create the four projections, the score function, and the attention dropout."""
         c = self.config
         dtype, use_bias = c.dtype, c.attention_bias
         self.query = Dense((c.num_heads, c.d_k), dtype, use_bias=use_bias)

@@ -1,5 +1,7 @@
 """Build a model from a config. Only this file maps config values to Flax modules."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -14,7 +16,6 @@ from transformer_jax.model.layers import Activation, AddAndNorm, Components
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import positional_encodings, relative_positions
-from transformer_jax.model.variants.activations import gelu
 from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
@@ -51,7 +52,11 @@ ATTENTION_IMPLEMENTATIONS = {
 }
 
 
-ACTIVATIONS: dict[str, Activation] = {"relu": nn.relu, "gelu": gelu, "swish": nn.swish}
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": nn.relu,
+    "gelu": partial(nn.gelu, approximate=False),
+    "swish": nn.swish,
+}
 
 LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
 

@@ -92,7 +92,6 @@ class EncoderLayer(nn.Module):
     components: Components
 
     def setup(self) -> None:
-        """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.make_score)
         self.feed_forward = FeedForward(c, components.activation)
@@ -118,7 +117,6 @@ class DecoderLayer(nn.Module):
     components: Components
 
     def setup(self) -> None:
-        """Create the sub-layers and their residual connections."""
         c, components = self.config, self.components
         self.self_attention = components.causal_self_attention(c, components.make_score)
         self.cross_attention = components.cross_attention(c, components.make_score)

@@ -57,7 +57,6 @@ class EncoderDecoder(nn.Module):
     """The size of a separate source vocabulary. Differs from the paper, which shares it."""
 
     def setup(self) -> None:
-        """Create the embeddings (section 3.4)."""
         c = self.config
         self.embedding = Embedding(c, self.vocab_size)
         # By default, the three names refer to one module, so they share its matrix.
@@ -101,7 +100,6 @@ class Transformer(EncoderDecoder, kw_only=True):
     components: Components
 
     def setup(self) -> None:
-        """Create the embeddings and both stacks of layers."""
         super().setup()
         c, components = self.config, self.components
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer

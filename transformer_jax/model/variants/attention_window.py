@@ -77,34 +77,23 @@ class WindowedAttention(MultiHeadAttention):
         train: bool = False,
     ) -> Float[Array, "B T D"]:
         """Attend within x, block by block. `memory` is x itself."""
-        key, value = self.project_keys_and_values(memory)
-        return self.output(self.attend_blocks(self.query(x), key, value, mask, train=train))
-
-    def attend_blocks(
-        self,
-        query: Float[Array, "B T H K"],
-        key: Float[Array, "B T H K"],
-        value: Float[Array, "B T H V"],
-        mask: Bool[Array, "#B #H #T T"],
-        *,
-        train: bool,
-    ) -> Float[Array, "B T H V"]:
-        """Return the result of `attend_heads` for a whole sequence, but score only nearby keys."""
-        batch, length, heads, _ = query.shape
+        batch, length, _ = x.shape
         size = block_size(length, self.window)
-        query = split_blocks(query, size)
-        key, value = (join_neighbors(split_blocks(x, size)) for x in (key, value))
+        key, value = (
+            join_neighbors(split_blocks(y, size)) for y in self.project_keys_and_values(memory)
+        )
+        query = split_blocks(self.query(x), size)
         allowed, keys = neighborhood_mask(mask, self.window, size)
         allowed = jnp.broadcast_to(allowed, (batch, *allowed.shape[1:]))
         # The score function treats each block as a separate sequence.
         query, key, value, allowed = (
-            x.reshape(-1, *x.shape[2:]) for x in (query, key, value, allowed)
+            y.reshape(-1, *y.shape[2:]) for y in (query, key, value, allowed)
         )
         weights = masked_softmax(self.score(query, key), allowed)
         if self.is_mutable_collection("intermediates"):
             self.sow("intermediates", "weights", spread_weights(weights, keys, batch, length))
         y = weighted_sum(self.dropout(weights, train=train), value)
-        return y.reshape(batch, -1, heads, y.shape[-1])[:, :length]
+        return self.output(y.reshape(batch, -1, *y.shape[2:])[:, :length])
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Attend from queries at the given positions, as in cached decoding; mask distant keys."""

@@ -14,7 +14,6 @@ class BiasedTransformer(Transformer):
     """A Transformer that adds a learned per-token bias to the logits."""
 
     def setup(self) -> None:
-        """Create the paper's modules and the biases."""
         super().setup()
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.vocab_size,))
 

@@ -17,7 +17,6 @@ class NormAndAdd(AddAndNorm):
     """x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def setup(self) -> None:
-        """Create the layer normalization and dropout modules."""
         self.norm = layer_norm(self.config)
         self.dropout = Dropout(self.config.dropout)
 
