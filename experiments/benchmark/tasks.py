@@ -162,9 +162,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     config = Config.from_dict(task["config"])
     prepared = prepare(config.data)
     sizes = prepared.vocabulary.sizes
-    batches = prepared.batches(
-        config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
-    )
+    batches = prepared.batches(config.data, config.train.seed)
     # Measure the peak FLOP/s only once, because the measurement takes time.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density

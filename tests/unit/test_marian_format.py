@@ -21,8 +21,8 @@ from transformer_jax.interop.expressible import check_marian
 from transformer_jax.interop.marian_format import export_marian
 from transformer_jax.interop.marian_import import read_marian
 from transformer_jax.interop.marian_parameters import POSITIONS, channel_order, marian_shapes
-from transformer_jax.interop.parameters import expected_shapes
 from transformer_jax.interop.verify import MarianSystem, verify
+from transformer_jax.model.inspect import parameter_shapes
 
 LINES = ["two hundred and thirty-one", "forty-two", "ninety thousand", "q"]
 
@@ -64,7 +64,7 @@ def test_marians_channels_are_the_sines_then_the_cosines(run: Run, folder: Path)
 
 
 def test_the_shapes_are_those_of_the_arrays(run: Run, folder: Path) -> None:
-    shapes = marian_shapes(run.config.model, expected_shapes(run.model))
+    shapes = marian_shapes(run.config.model, parameter_shapes(run.params))
     arrays = load_file(folder / "model.safetensors")
     assert shapes == {name: array.shape for name, array in arrays.items()}
 

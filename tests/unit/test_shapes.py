@@ -11,7 +11,6 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.compilation.shapes import (
     LAYER_ACTIVATIONS,
     assume_shapes,
-    assumed_buckets,
     full_bucket,
     largest_bucket,
     prepare_shapes,
@@ -22,15 +21,15 @@ from transformer_jax.model.transformer import Params, init_params, make_rng
 
 
 def test_assumed_batches_are_full_and_double_in_width_up_to_the_maximum() -> None:
-    data = Config().change(data={"max_length": 100, "batch_tokens": 1000}).data
-    shapes = [tuple(bucket)[:3] for bucket in assumed_buckets(data)]
+    config = Config().change(data={"max_length": 100, "batch_tokens": 1000})
+    shapes = [tuple(bucket)[:3] for bucket in assume_shapes(config).buckets]
     assert shapes == [(56, 16, 16), (24, 32, 32), (8, 64, 64), (8, 100, 100)]
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 256])
 def test_the_widest_assumed_batch_has_room_for_every_pair(length: int) -> None:
-    data = Config().change(data={"max_length": length}).data
-    widths = [bucket.source for bucket in assumed_buckets(data)]
+    config = Config().change(data={"max_length": length})
+    widths = [bucket.source for bucket in assume_shapes(config).buckets]
     assert widths[-1] == length
     assert widths == sorted(set(widths))
     assert all(width >= 16 for width in widths[:-1])
@@ -38,7 +37,7 @@ def test_the_widest_assumed_batch_has_room_for_every_pair(length: int) -> None:
 
 def test_the_largest_batch_is_the_one_with_the_most_activations() -> None:
     config = Config()
-    assert largest_bucket(config, assumed_buckets(config.data)).source == config.data.max_length
+    assert largest_bucket(config, assume_shapes(config).buckets).source == config.data.max_length
     # A few long sentences need less memory than a full batch of short sentences.
     few, many = Bucket(8, 256, 256, 1), Bucket(776, 32, 32, 1)
     assert largest_bucket(config, [few, many]) == many

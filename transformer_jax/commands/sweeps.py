@@ -282,7 +282,7 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
         configs = [row.config for row in sweep.rows.values()]
         for data in {config.data: None for config in configs}:
             prepared = prepare(data, progress=progress)
-            batches = prepared.batches(data.batch_tokens, 0, data.max_batch_shapes)
+            batches = prepared.batches(data, 0)
             most_steps = max(config.train.steps for config in configs if config.data == data)
             if warning := batches.describe_repetition(most_steps):
                 stderr.print(warning)

@@ -1,7 +1,7 @@
 """Compile a config's step, check whether it fits in a target's memory, and suggest changes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import jax
 
@@ -51,11 +51,11 @@ class Check:
             "shapes": self.shapes,
             "fits": self.fits,
             "batch_tokens": self.batch_tokens,
-            "programs": [program.to_dict() for program in self.programs],
+            "programs": [asdict(program) for program in self.programs],
             "cures": [
                 {
                     "settings": {setting.name: setting.value for setting in cure.settings},
-                    "program": cure.program.to_dict(),
+                    "program": asdict(cure.program),
                 }
                 for cure in self.cures
             ],

@@ -1,6 +1,5 @@
 """Compile a training step for devices that do not exist, and inspect the program."""
 
-import dataclasses
 import math
 import re
 import time
@@ -17,7 +16,6 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
-from transformer_jax.json_types import JsonObject
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, init_state, make_train_step
@@ -60,10 +58,6 @@ class StepProgram:
     def shape(self) -> str:
         """The shape of the batch: the number of rows, and the source and target lengths."""
         return f"{self.rows} x ({self.source_length} + {self.target_length})"
-
-    def to_dict(self) -> JsonObject:
-        """Return the fields as plain data that JSON can represent."""
-        return dataclasses.asdict(self)
 
 
 def check_attention(config: Config, target: Target) -> None:

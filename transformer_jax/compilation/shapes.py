@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from transformer_jax.config import Config, DataConfig, ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Bucket, max_rows
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import prepare
@@ -25,17 +25,14 @@ def assume_shapes(config: Config) -> Shapes:
 
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """
-    return Shapes(config, assumed_buckets(config.data), "assumed shapes and vocabulary size")
-
-
-def assumed_buckets(data: DataConfig) -> list[Bucket]:
-    """Return the buckets of `assume_shapes`, smallest first."""
+    data = config.data
     widths = [data.max_length]
     width = MIN_WIDTH
     while width < data.max_length:
         widths.insert(-1, width)
         width *= 2
-    return [Bucket(max_rows(data.batch_tokens, width), width, width, 0) for width in widths]
+    buckets = [Bucket(max_rows(data.batch_tokens, width), width, width, 0) for width in widths]
+    return Shapes(config, buckets, "assumed shapes and vocabulary size")
 
 
 def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> Shapes:
@@ -47,8 +44,7 @@ def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> S
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
     prepared = prepare(config.data, progress=progress)
-    data = config.data
-    buckets = prepared.batches(data.batch_tokens, 0, data.max_batch_shapes).buckets
+    buckets = prepared.batches(config.data, 0).buckets
     config = config.change(data=prepared.vocabulary.sizes)
     return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")
 

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
@@ -57,15 +57,10 @@ class Target:
     of GPUs per host."""
 
     @property
-    def platform(self) -> Literal["tpu", "cuda"]:
-        """The name of the JAX platform."""
-        return "tpu" if self.kind in TPUS else "cuda"
-
-    @property
     def topology(self) -> str:
         """The number of slices, hosts, or chips along each axis, in XLA's order."""
         shape = "x".join(map(str, self.shape))
-        return f"{self.kind}:{shape}" if self.platform == "tpu" else f"1x{shape}"
+        return f"{self.kind}:{shape}" if self.is_tpu else f"1x{shape}"
 
     @property
     def num_devices(self) -> int:
@@ -75,7 +70,7 @@ class Target:
     @property
     def is_tpu(self) -> bool:
         """Whether the devices are TPUs rather than GPUs."""
-        return self.platform == "tpu"
+        return self.kind in TPUS
 
     @property
     def unit(self) -> str:

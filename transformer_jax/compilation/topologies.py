@@ -30,7 +30,8 @@ def make_devices(target: Target) -> list[jax.Device]:
     else:
         options["target_config"] = target.gpu_description
     try:
-        return list(topologies.get_topology_desc(platform=target.platform, **options).devices)
+        platform = "tpu" if target.is_tpu else "cuda"
+        return list(topologies.get_topology_desc(platform=platform, **options).devices)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"XLA cannot compile for {target}: {reason}") from error

@@ -64,7 +64,7 @@ class Config:
             rule = f"at most model.max_positions ({limit}) {end}"
             data.require("max_length", data.max_length <= limit, rule)
 
-    def change(self, **sections: Mapping[str, object]) -> Self:
+    def change(self, /, **sections: Mapping[str, object]) -> Self:
         """Return a copy with some fields changed, as in `base.change(model={"num_heads": 4})`.
 
         Raises:
@@ -97,9 +97,6 @@ class Config:
         """
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
-        # Check here, because a section named "self" cannot be passed to `change` as a keyword.
-        for name in data:
-            check_field_name(name, field_names(cls), "config")
         return cls().change(**data)
 
     def differences(self, other: Self) -> dict[tuple[str, str], tuple[object, object]]:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
-from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
@@ -56,10 +55,13 @@ class Prepared(NamedTuple):
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
-    def batches(self, batch_tokens: int, seed: int, max_shapes: int = MAX_BATCH_SHAPES) -> Batches:
+    def batches(self, data: DataConfig, seed: int) -> Batches:
         """Plan the batches of the training split."""
         return Batches(
-            *self.tokens("train"), batch_tokens=batch_tokens, seed=seed, max_shapes=max_shapes
+            *self.tokens("train"),
+            batch_tokens=data.batch_tokens,
+            seed=seed,
+            max_shapes=data.max_batch_shapes,
         )
 
     def _check_has(self, split: Split) -> None:

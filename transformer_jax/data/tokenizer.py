@@ -119,11 +119,6 @@ class Tokenizer:
         return cls(model.getvalue())
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read the model file at `path`."""
-        return cls(path.read_bytes(), str(path))
-
-    @classmethod
     def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
         """Load a model after checking it with `check_model`, which may raise an error."""
         check_model(model, name)

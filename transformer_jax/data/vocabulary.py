@@ -76,7 +76,7 @@ def train_vocabulary(
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
     """Return the tokenizer in a model file, or None if the file is missing or incomplete."""
     try:
-        tokenizer = Tokenizer.load(path)
+        tokenizer = Tokenizer(path.read_bytes(), str(path))
         checksum = path.with_suffix(".sha256").read_bytes()
     except (FileNotFoundError, DataError):
         return None

@@ -30,11 +30,11 @@ from transformer_jax.interop.marian_parameters import (
     marian_shapes,
 )
 from transformer_jax.interop.marian_settings import has_package_ids, read_config, read_tokens
-from transformer_jax.interop.parameters import Arrays, expected_shapes, read_arrays
+from transformer_jax.interop.parameters import Arrays, read_arrays
 from transformer_jax.interop.torch_weights import read_torch_arrays
 from transformer_jax.json_types import JsonObject
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.inspect import digest_params
+from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory, check_no_links
 from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER
@@ -180,7 +180,7 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     """Read the arrays; check that positions are sinusoids and that tied tables are equal."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
-    shapes = marian_shapes(config, expected_shapes(model))
+    shapes = marian_shapes(config, parameter_shapes(abstract_params(model)))
     optional: dict[str, tuple[int, ...]] = {}
     for name in POSITIONS:
         optional[name] = (config.max_length, config.d_model)

@@ -7,7 +7,7 @@ sizes.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -15,8 +15,7 @@ from jaxtyping import Float
 
 from transformer_jax.errors import StorageError
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import EncoderDecoder, Params
+from transformer_jax.model.transformer import Params
 
 Arrays = dict[str, np.ndarray]
 """Arrays, keyed by flat name."""
@@ -41,12 +40,6 @@ def flatten_params(params: Params) -> Arrays:
 def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
     """Invert `flatten_params`: return the parameters that it converted to `arrays`."""
     return dict(unflatten_dict(dict(arrays), sep="."))
-
-
-def expected_shapes(model: EncoderDecoder) -> Shapes:
-    """Return the shapes of a model's parameters, keyed by flat name."""
-    leaves: Mapping[str, Any] = flatten_dict(abstract_params(model), sep=".")
-    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 class Found(NamedTuple):

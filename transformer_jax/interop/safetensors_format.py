@@ -18,13 +18,12 @@ from transformer_jax.inference.packaging import without_folders
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import (
-    expected_shapes,
     flatten_params,
     read_arrays,
     unflatten_params,
     write_arrays,
 )
-from transformer_jax.model.inspect import digest_params
+from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.runs.run_directory import Package, RunDirectory
 
 WEIGHTS = "model.safetensors"
@@ -65,7 +64,7 @@ def read_safetensors(path: Path) -> Run:
     if folder.package is None or not weights.is_file():
         raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
-    arrays, metadata = read_arrays(weights, expected_shapes(model))
+    arrays, metadata = read_arrays(weights, parameter_shapes(abstract_params(model)))
     params = unflatten_params(arrays)
     if metadata.get("sha256") != digest_params(params):
         raise StorageError(f"{weights} is damaged: it differs from what was written")

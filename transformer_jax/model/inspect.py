@@ -51,6 +51,14 @@ def parameter_counts(model: EncoderDecoder) -> dict[str, int]:
     return {**dict(sorted(counts.items())), "total": counts.total()}
 
 
+def parameter_shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter, keyed by its flat name, such as `embedding.table`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in leaves
+    }
+
+
 def check_params(model: EncoderDecoder, params: Params) -> None:
     """Check that a model has exactly these parameters.
 
@@ -59,10 +67,7 @@ def check_params(model: EncoderDecoder, params: Params) -> None:
     Raises:
         UsageError: a parameter is missing or unknown, or has the wrong shape.
     """
-    shapes, found = (
-        {jax.tree_util.keystr(path, simple=True, separator="."): x.shape for path, x in leaves}
-        for leaves in map(jax.tree_util.tree_leaves_with_path, (abstract_params(model), params))
-    )
+    shapes, found = parameter_shapes(abstract_params(model)), parameter_shapes(params)
     for name in sorted(shapes.keys() | found.keys()):
         if name not in found:
             raise UsageError(f"the parameters lack {name}, which the model has")

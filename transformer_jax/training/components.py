@@ -1,6 +1,5 @@
 """A run's components: its text, model, batches, schedule, and sharding."""
 
-import math
 from dataclasses import dataclass
 
 import jax
@@ -11,7 +10,7 @@ from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
-from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.model.transformer import EncoderDecoder
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.actions import ActionSchedule
@@ -42,7 +41,7 @@ class RunComponents:
         processes = f" in {self.group.count} processes" if self.group.count > 1 else ""
         depths = "+".join(map(str, config.layers_per_stack))
         layers = f"{depths} layers, d_model {config.d_model}"
-        size = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(self.model)))
+        size = parameter_counts(self.model)["total"]
         pairs = f"{report['corpus']}: {report['train']['kept']:,} pairs"
         return [
             f"device  {devices[0].device_kind} x {len(devices)}{processes}, jax {jax.__version__}",
@@ -65,9 +64,7 @@ def build_run_components(
     config = folder.config
     progress = heartbeat.with_heartbeat(ignore_progress)
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
-    batches = prepared.batches(
-        config.data.batch_tokens, config.train.seed, config.data.max_batch_shapes
-    )
+    batches = prepared.batches(config.data, config.train.seed)
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = ActionSchedule.from_config(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()

@@ -4,14 +4,14 @@ Shapes: P points.
 """
 
 from collections.abc import Iterable
-from functools import partial
+from dataclasses import replace
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.config import Config
-from transformer_jax.training.optimizer import learning_rate
+from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.visualization.schedule import draw_schedules
 from transformer_jax.visualization.style import Picture
 
@@ -28,13 +28,8 @@ def plot_schedule(config: Config) -> Picture:
     steps = np.union1d(steps, [w for w in _scaled(train.warmup_steps) if w <= train.steps])
 
     def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:
-        rates = partial(
-            learning_rate,
-            d_model=width,
-            warmup_steps=warmup,
-            scale=train.learning_rate_scale,
-        )
-        return np.asarray(jax.vmap(rates)(steps))
+        schedule = learning_rate_schedule(replace(train, warmup_steps=warmup), width)
+        return np.asarray(jax.vmap(schedule)(steps))
 
     by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scaled(d_model)}
     by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scaled(train.warmup_steps)}
