@@ -1,4 +1,4 @@
-"""Test that lines are read as written, and that a one-line error reports where each fault is."""
+"""Test that lines are read as written, and that each fault causes one line with its location."""
 
 import gzip
 import os

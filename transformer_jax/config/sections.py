@@ -275,9 +275,9 @@ class DataConfig(ConfigSection):
     separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
     """The kind of token in the target vocabulary, if data.source_vocab_size is
-    set. `words`, which differs from the paper, makes each distinct word in the
-    targets a token. Use `words` for targets that consist of symbols, such as
-    linearized trees."""
+    set. With `words`, each distinct word in the targets is a token, which
+    differs from the paper. Use `words` for targets that consist of symbols,
+    such as linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a

@@ -31,7 +31,7 @@ class Grid:
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """Each value is the number of scheduled checkpoints in one average. These checkpoints must be
+    """Each value says how many scheduled checkpoints to average. These checkpoints must be
     consecutive and intact. If None, use 1, 5, and 20, but skip any number for which the run does
     not have enough consecutive, intact checkpoints up to the evaluated step."""
 

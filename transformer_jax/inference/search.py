@@ -208,8 +208,9 @@ def _can_end(
 ) -> Bool[Array, "B J"]:
     """Return which live hypotheses can finish at this step, according to `beam_end`.
 
-    `ending` and `candidates` are the log-probabilities of the continuations by `eos` and by the
-    likeliest other tokens. `is_last` is True for a sentence that has reached its limit.
+    `ending` contains the log-probability of each hypothesis followed by `eos`, and `candidates`
+    those of the hypotheses followed by their likeliest other tokens. `is_last` is True for a
+    sentence that has reached its limit.
     """
     is_live = beam.live_log_probs > NEG_INF / 2
     if search.beam_end == "any":

@@ -133,7 +133,7 @@ class Results:
         return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
 
     def compare(self, name: str, score: PaperScore) -> Comparison:
-        """Compare a row with the first row in log perplexity or in BLEU."""
+        """Compare a row's log perplexity or BLEU score with that of the first row."""
         difference = 0.0 if name == self.base.name else None
         nothing = Comparison(difference, None, None)
         return self.analyses[score].comparisons.get(name, nothing)

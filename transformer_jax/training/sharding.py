@@ -107,7 +107,7 @@ class DataParallel:
         return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute the sums over the global batch in a step that is being compiled.
+        """Compute the sums over the global batch, while `jit` traces a step.
 
         Without `shard_map`, XLA would all-reduce the embedding's gradient twice: once for the
         lookups and once for the logits. XLA would also all-reduce most gradients of a bfloat16
