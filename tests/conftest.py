@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,13 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Lowering is faster if programs do not record the Python frames of each operation.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Most programs run only once in a test, so LLVM's optimizations cost more time than they save. For
-# the same reason, use the emitters that compile fastest. Each worker gets one thread, because the
-# workers together use all cores.
+# the same reason, use the emitters that compile fastest; newer versions of XLA reject this flag.
+# Each worker gets one thread, because the workers together use all cores.
+EMITTERS = "--xla_cpu_use_fusion_emitters=false " if version("jaxlib").startswith("0.10.") else ""
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_multi_thread_eigen=false",
+    f"{EMITTERS}--xla_cpu_multi_thread_eigen=false",
 )
 
 SUBPACKAGES = (
