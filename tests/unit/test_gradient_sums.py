@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from small import SMALL
 
 from transformer_jax.config import Config
@@ -51,7 +51,8 @@ def trace_on(
     """Return what `communicated_arrays` yields for a step on this many devices."""
     step, state = make_step(config)
     placed = sharding(jax.devices()[:1])
-    placed.mesh = AbstractMesh((devices,), (placed.axis,))  # pyrefly: ignore[bad-assignment]
+    mesh = AbstractMesh((devices,), (placed.axis,), axis_types=(AxisType.Auto,))
+    placed.mesh = mesh  # pyrefly: ignore[bad-assignment]
     side = jax.ShapeDtypeStruct((rows, 9), jnp.int32)
     jaxpr = jax.make_jaxpr(partial(placed.compute_gradients, step))(state, Batch(side, side))
     return list(communicated_arrays(jaxpr.jaxpr))

@@ -4,7 +4,7 @@ A jaxpr is JAX's representation of a traced function. A convolution counts as a 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ class _Counter:
 
     def _scan(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
         params = equation.params
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        first, last = _scan_inputs(params)
         constants, carry, slices = inputs[:first], list(inputs[first:last]), inputs[last:]
         stacked: list[Value] = []
         self.trips += params["length"] if carry else 0
@@ -105,6 +105,15 @@ class _Counter:
             carry, results = outputs[: len(carry)], outputs[len(carry) :]
             stacked = [_join(pair) for pair in zip(stacked or results, results, strict=True)]
         return [*carry, *stacked]
+
+
+def _scan_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the indices of a scan's first carried input and of its first stacked input."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_consts"] + params["num_carry"]
+    # From jax 0.12 on, a scan stores the constants, the carry, and the stacked inputs as trees.
+    constants, carry, _ = (len(part.vals) for part in params["ft_in"].unpack())
+    return constants, constants + carry
 
 
 def _join(values: Sequence[Value]) -> Value:
