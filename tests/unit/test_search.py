@@ -21,7 +21,7 @@ from oracles import Floats, examples, floats, softmax
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.inference.search import (
-    BEAM_ENDS,
+    END_RULES,
     NEG_INF,
     PENALTIES,
     Translations,
@@ -272,7 +272,7 @@ def test_the_papers_search_is_that_of_tensor2tensor(
 
 def test_every_beam_end_of_the_config_has_one_rule() -> None:
     names = get_args(get_type_hints(DecodeConfig)["beam_end"])
-    assert names == BEAM_ENDS
+    assert list(END_RULES) == list(names)
     # The first name is the default in both the config and the search.
     assert DecodeConfig().beam_end == names[0]
     assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]

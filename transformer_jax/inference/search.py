@@ -5,7 +5,7 @@ The search space is all sequences of at most `limit` tokens that end in `eos`: a
 only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
-translation, C candidates (J times the number kept per hypothesis).
+translation, C candidates (2 J for each hypothesis, or N if N is smaller).
 """
 
 import functools
@@ -47,11 +47,6 @@ def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
 PENALTIES = {"gnmt": gnmt, "power": power}
 
 
-# The paper does not say which hypotheses can finish (section 6.1). Only the first rule is in the
-# authors' code.
-BEAM_ENDS = ("tensor2tensor", "any")
-
-
 class Translations(NamedTuple):
     """The best hypotheses of each sentence, best first."""
 
@@ -69,7 +64,7 @@ class _Search(NamedTuple):
     suppress_tokens: tuple[int, ...]
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
-    beam_end: str
+    end_rule: "EndRule"
 
 
 class _Beam(NamedTuple):
@@ -91,6 +86,48 @@ class _Greedy(NamedTuple):
     log_probs: Float[Array, " B"]
     is_done: Bool[Array, " B"]
     state: State
+
+
+EndRule = Callable[
+    [_Beam, Float[Array, "B J"], Float[Array, "B C"], Bool[Array, "B 1"]], Bool[Array, "B J"]
+]
+"""A function that returns which live hypotheses can finish at a step.
+
+The arguments are the beam, the log-probability of each hypothesis followed by `eos`, those of the
+likeliest continuations by other tokens, and whether each sentence has reached its limit.
+"""
+
+
+def end_if_likely(
+    beam: _Beam,
+    ending: Float[Array, "B J"],
+    candidates: Float[Array, "B C"],
+    is_last: Bool[Array, "B 1"],
+) -> Bool[Array, "B J"]:
+    """Let a hypothesis finish if that is one of the sentence's 2 J likeliest continuations.
+
+    If a sentence would otherwise have no finished hypothesis at the limit, all of its live
+    hypotheses can finish there.
+    """
+    is_live = beam.live_log_probs > NEG_INF / 2
+    continuations = jnp.concatenate([ending, candidates], axis=1)
+    kept, _ = jax.lax.top_k(continuations, 2 * ending.shape[1])
+    is_likely = is_live & (ending >= kept[:, -1:])
+    has_none = beam.finished_scores[:, :1] <= NEG_INF / 2
+    has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
+    return is_likely | (is_live & is_last & has_none)
+
+
+def end_any(
+    beam: _Beam, _ending: Float[Array, "B J"], _candidates: Float[Array, "B C"], _: object
+) -> Bool[Array, "B J"]:
+    """Let every live hypothesis finish. Differs from the authors' code."""
+    return beam.live_log_probs > NEG_INF / 2
+
+
+# The paper does not say which hypotheses can finish (section 6.1). Only the first rule is in the
+# authors' code.
+END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
 
 
 def beam_search(
@@ -116,7 +153,7 @@ def beam_search(
     contains any of the `suppress_tokens`, but the probabilities of other tokens are not
     renormalized.
 
-    `beam_end` is a name in `BEAM_ENDS` and decides which live hypotheses can finish at each step.
+    `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if appending `eos` gives one of the sentence's 2 J
     likeliest continuations, or if the sentence reaches its `limit` without a finished hypothesis.
     "any": every hypothesis can finish.
@@ -127,7 +164,7 @@ def beam_search(
     hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, beam_end)
+    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # Initially, all hypotheses are identical, so only the first one is live.
@@ -161,14 +198,13 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
     # is far slower.
-    num_kept = beam_size if search.beam_end == "any" else 2 * beam_size
     allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
-    candidates, tokens = jax.lax.top_k(allowed, min(num_kept, logits.shape[-1]))
+    candidates, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
     # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
     candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
-    can_end = _can_end(search, beam, ending, candidates, is_last)
+    can_end = search.end_rule(beam, ending, candidates, is_last)
     ending = jnp.where(can_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
     scores, best = jax.lax.top_k(jnp.concatenate([beam.finished_scores, ending], axis=1), beam_size)
@@ -197,30 +233,6 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
         is_done=beam.is_done | ~can_improve,
         state=state,
     )
-
-
-def _can_end(
-    search: _Search,
-    beam: _Beam,
-    ending: Float[Array, "B J"],
-    candidates: Float[Array, "B C"],
-    is_last: Bool[Array, "B 1"],
-) -> Bool[Array, "B J"]:
-    """Return which live hypotheses can finish at this step, according to `beam_end`.
-
-    `ending` contains the log-probability of each hypothesis followed by `eos`, and `candidates`
-    those of the hypotheses followed by their likeliest other tokens. `is_last` is True for a
-    sentence that has reached its limit.
-    """
-    is_live = beam.live_log_probs > NEG_INF / 2
-    if search.beam_end == "any":
-        return is_live
-    continuations = jnp.concatenate([ending, candidates], axis=1)
-    kept, _ = jax.lax.top_k(continuations, 2 * ending.shape[1])
-    is_likely = is_live & (ending >= kept[:, -1:])
-    has_none = beam.finished_scores[:, :1] <= NEG_INF / 2
-    has_none &= ~jnp.any(is_likely, axis=1, keepdims=True)
-    return is_likely | (is_live & is_last & has_none)
 
 
 def greedy_search(
