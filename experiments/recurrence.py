@@ -23,7 +23,7 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import StorageError, UsageError, storage_errors
 from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.inference.perplexity import SentenceScore
@@ -260,12 +260,10 @@ def write_report(
     """
     rows = read_rows(Sweep.open(sweep))
     folder = out or sweep / "comparison"
-    try:
+    with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.md", to_markdown(rows, bleu))
         write_text(folder / "curves.csv", to_csv(rows))
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     picture = draw_figure(rows)
     for form in ("svg", "png"):
         picture.save(folder / f"comparison.{form}")

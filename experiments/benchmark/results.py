@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.benchmark.measurements import Benchmark, Measurement, read_benchmark
 from experiments.benchmark.rounds import Quartiles, quartiles
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, UsageError, storage_errors
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions, source_commit
 from transformer_jax.sweeps import tables
@@ -84,12 +84,10 @@ class Results:
         """
         stamp = "".join(c for c in self.date.partition("+")[0] if c.isalnum())
         path = folder / f"{self.command}-{stamp}.json"
-        try:
+        with storage_errors(f"{path} cannot be written"):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(path, self.to_dict())
             path.with_suffix(".md").write_text(to_markdown(self), "utf-8")
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
         return path
 
     @classmethod
@@ -104,14 +102,14 @@ class Results:
         # Path.is_file raises an error if the name is too long.
         if not os.path.isfile(path):  # noqa: PTH113
             raise UsageError(f"no such file: {path}")
-        try:
+        with storage_errors(f"{path} cannot be read"):
             if path.stat().st_size > MAX_FILE:
                 raise DataError(
                     f"{path} is not a result file: it has more than {MAX_FILE >> 20} MiB"
                 )
-            return cls.from_dict(json.loads(path.read_bytes()))
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+            content = path.read_bytes()
+        try:
+            return cls.from_dict(json.loads(content))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise DataError(f"{path} is not a result file: {reason}") from error

@@ -15,7 +15,7 @@ import tyro
 from experiments.positions.report import draw_figure, to_csv, to_markdown
 from experiments.positions.study import read_scores, score_by_length
 from transformer_jax.console import run_and_report, stdout
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import storage_errors
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.visualization.style import Picture
 
@@ -34,14 +34,12 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     tables: dict[str, str] = {}
     if not is_table:
         tables |= {"table.md": to_markdown(study), "table.csv": to_csv(study)}
-    try:
+    with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for form in ("svg", "png"):
             Picture(draw_figure(study)).save(folder / f"extrapolation.{form}")
         for name, content in tables.items():
             (folder / name).write_text(content, "utf-8")
-    except OSError as error:
-        raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     if not is_table:
         stdout.print(to_markdown(study))
     stdout.print(f"saved in {folder}")
