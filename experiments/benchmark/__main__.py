@@ -20,6 +20,7 @@ from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.compare import compare
 from experiments.benchmark.measurements import Benchmark
 from experiments.benchmark.results import Results, to_markdown
+from experiments.benchmark.rounds import Settings
 from experiments.benchmark.serving import serve
 from experiments.benchmark.workloads import SIZES, load_sizes
 from transformer_jax.config.loading import load_config
@@ -48,12 +49,12 @@ class MeasureCommand:
     """Number of steps per round."""
 
     @property
-    def settings(self) -> benchmarks.Settings:
+    def settings(self) -> Settings:
         """Return the settings that the command-line options specify."""
         for name in ("rounds", "steps"):
             if (value := getattr(self, name)) < 1:
                 raise UsageError(f"--{name} must be positive, got {value}")
-        return benchmarks.Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
+        return Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
     def save(
         self, command: str, measured: Sequence[Benchmark], skipped: Sequence[str] = ()
@@ -104,26 +105,19 @@ class Decode(MeasureCommand):
         sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
-        if self.serve is not None:
-            if (self.sizes, self.changes) != ("base", ()):
-                raise UsageError("--serve measures the run's own model: leave out SIZES and --set")
-            self.save("decode", [self._serve(self.serve, beam) for beam in self.beam])
-            return
-        benchmarks_by_beam = [
-            benchmarks.decode(
-                f"decode {self.sizes}, {f'beam {beam}' if beam > 1 else 'greedy'}",
-                sizes,
-                self.settings,
-                beam_size=beam,
-                only=self.only,
-            )
-            for beam in self.beam
-        ]
-        self.save("decode", benchmarks_by_beam)
-
-    def _serve(self, run: Path, beam: int) -> Benchmark:
-        name = f"serve {run.name}, {f'beam {beam}' if beam > 1 else 'greedy'}"
-        return serve(name, run, self.settings, beam_size=beam, only=self.only)
+        if self.serve is not None and (self.sizes, self.changes) != ("base", ()):
+            raise UsageError("--serve measures the run's own model: leave out SIZES and --set")
+        measured: list[Benchmark] = []
+        for beam in self.beam:
+            search = f"beam {beam}" if beam > 1 else "greedy"
+            if self.serve is None:
+                name = f"decode {self.sizes}, {search}"
+                part = benchmarks.decode(name, sizes, self.settings, beam_size=beam, only=self.only)
+            else:
+                name = f"serve {self.serve.name}, {search}"
+                part = serve(name, self.serve, self.settings, beam_size=beam, only=self.only)
+            measured.append(part)
+        self.save("decode", measured)
 
 
 @dataclass(frozen=True)
@@ -183,9 +177,7 @@ class Gpu(MeasureCommand):
         if not self.toy:
             on_gpu.check_gpu_is_available(self.settings)
         amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
-        measured, skipped = on_gpu.gpu(
-            config, amount, self.settings, seconds=60 * self.minutes, say=stderr.print
-        )
+        measured, skipped = on_gpu.gpu(config, amount, self.settings, seconds=60 * self.minutes)
         self.save("gpu", measured, skipped)
 
 

@@ -1,17 +1,16 @@
 """The benchmarks: training, decoding, the input pipeline, and the cost of longer sentences."""
 
 import dataclasses
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.adapter import make_config
 from experiments.benchmark.measurements import Benchmark, summarize
-from experiments.benchmark.rounds import Rounds, WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.rounds import Settings, quartiles, run_rounds
 from experiments.benchmark.workloads import (
     Sizes,
     count_target_tokens,
@@ -25,39 +24,11 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.training.flops import step_flops
 
-TRAINERS = ("ours", "torch", "torch-compiled")
-DECODERS = ("ours", "ctranslate2", "hf")
+# The function that returns each worker's workload.
+TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "peers.train"}
+DECODERS = {"ours": "tasks.translate", "ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
 # Sentence lengths to compare. At every length, a step has the same number of tokens.
 LENGTHS = (128, 256, 512, 1024, 2048)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that apply to every benchmark."""
-
-    rounds: int = 9
-    steps: int = 1
-    """Steps per round."""
-    torch_python: str = sys.executable
-    """The Python interpreter that can import the other libraries."""
-    until: float = float("inf")
-    """The deadline, as a `time.monotonic()` value."""
-    at_once: bool = False
-    """Whether workers may start at the same time."""
-    environment: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    """Environment variables for this project's workers."""
-    say: Callable[[str], None] = lambda _: None
-
-    def run(self, specs: Sequence[WorkerSpec]) -> Rounds:
-        """Run workers with these settings."""
-        return run_rounds(
-            specs,
-            rounds=self.rounds,
-            steps=self.steps,
-            until=self.until,
-            at_once=self.at_once,
-            say=self.say,
-        )
 
 
 @contextmanager
@@ -72,7 +43,7 @@ def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
         yield replace(settings, environment={**settings.environment, **cache}), Path(folder)
 
 
-def select_names(only: str | None, known: Sequence[str], usual: Sequence[str]) -> list[str]:
+def select_names(only: str | None, known: Collection[str], usual: Iterable[str]) -> list[str]:
     """Parse a comma-separated list of workers.
 
     Raises:
@@ -93,7 +64,7 @@ def train(
     settings: Settings,
     *,
     only: str | None = None,
-    usual: Sequence[str] = TRAINERS[:2],
+    usual: Sequence[str] = ("ours", "torch"),
     references: Sequence[str] = ("torch", "torch-compiled"),
     batches: Sequence[Batch] = (),
     again: bool = True,
@@ -123,21 +94,12 @@ def train(
             "sizes": dataclasses.asdict(sizes),
             "arrays": save_batches(folder / "work.npz", batches),
         }
-        own = WorkerSpec("ours", {"maker": "tasks.train", **task}, environment=inside.environment)
         specs = {
-            "ours": own,
-            **{
-                peer: WorkerSpec(
-                    peer,
-                    {"maker": "peers.train", "is_compiled": peer == "torch-compiled", **task},
-                    python=settings.torch_python,
-                )
-                for peer in TRAINERS[1:]
-            },
+            key: inside.worker(key, TRAINERS[key], {"is_compiled": key == "torch-compiled", **task})
+            for key in select_names(only, TRAINERS, usual)
         }
-        names = select_names(only, TRAINERS, usual)
         result = summarize(
-            inside.run([specs[key] for key in names]),
+            run_rounds(list(specs.values()), inside),
             name,
             unit="target tokens",
             work={"steps": settings.steps, **task["sizes"], **(work or {})},
@@ -145,7 +107,7 @@ def train(
             flops=flops,
         )
         if again and "ours" in result.measurements:
-            second = replace(inside, rounds=0).run([own]).workers
+            second = run_rounds([specs["ours"]], replace(inside, rounds=0)).workers
             if "ours" in second:
                 seconds = second["ours"].startup.first_seconds
                 ours = replace(result.measurements["ours"], second_start_seconds=seconds)
@@ -161,10 +123,8 @@ def decode(
     beam_size: int,
     sources: Sequence[Sequence[int]] = (),
     extra: int = 19,
-    count: int = 64,
-    length: int = 20,
     only: str | None = None,
-    usual: Sequence[str] = DECODERS,
+    usual: Sequence[str] = tuple(DECODERS),
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
     """Compare decoding speeds with random parameters. No translation ends early.
@@ -174,35 +134,24 @@ def decode(
         sizes: the sizes of the model.
         settings: the measurement settings.
         beam_size: the beam size; 1 means greedy search.
-        sources: the tokens of each source, including its end token. Default: random.
+        sources: the tokens of each source, including its end token. Default: 64 random
+            sources of 20 tokens, plus the end token.
         extra: the number of extra tokens in a translation, compared with its source.
-        count: the number of random sentences.
-        length: the number of tokens per random sentence, excluding the end token.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.
     """
-    sources = sources or random_sources(sizes, count, length)
+    sources = sources or random_sources(sizes, count=64, length=20)
     task = {
         "sizes": dataclasses.asdict(sizes),
         "sources": [list(source) for source in sources],
         "beam_size": beam_size,
         "extra": extra,
     }
-    makers = {"ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
+    names = select_names(only, DECODERS, usual)
     with isolated_cache(settings) as (inside, _):
-        own = WorkerSpec(
-            "ours", {"maker": "tasks.translate", **task}, environment=inside.environment
-        )
-        specs = {
-            "ours": own,
-            **{
-                key: WorkerSpec(key, {"maker": maker, **task}, python=settings.torch_python)
-                for key, maker in makers.items()
-            },
-        }
-        rounds = inside.run([specs[key] for key in select_names(only, DECODERS, usual)])
+        rounds = run_rounds([inside.worker(key, DECODERS[key], task) for key in names], inside)
     lengths = [len(source) for source in sources]
     return summarize(
         rounds,
@@ -229,17 +178,12 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps
-        task = {"maker": "tasks.pipeline", "config": config.to_dict(), "steps": steps}
-        rounds = inside.run(
-            [
-                WorkerSpec(
-                    key,
-                    {**task, "is_preloaded": key == "preloaded"},
-                    environment=inside.environment,
-                )
-                for key in ("pipeline", "preloaded")
-            ]
-        )
+        task = {"config": config.to_dict(), "steps": steps}
+        specs = [
+            inside.worker(key, "tasks.pipeline", {**task, "is_preloaded": key == "preloaded"})
+            for key in ("pipeline", "preloaded")
+        ]
+        rounds = run_rounds(specs, inside)
     work = {
         "steps": settings.steps,
         "rounds": settings.rounds,
@@ -263,20 +207,18 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
 def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
     """Compare training steps with the same number of tokens but increasing sentence lengths."""
     with isolated_cache(settings) as (inside, folder):
-        specs, flops = list[WorkerSpec](), dict[int, float]()
+        specs = []
+        flops: dict[int, float] = {}
         for length in lengths:
             some = replace(sizes, batch=max(1, tokens // length), src=length, tgt=length)
             batch = full_batch(some)
             data = dataclasses.asdict(some)
             flops[length] = step_flops(make_config(data).model, some.vocab, batch)
             task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
-            plan = WorkerSpec(
-                str(length), {"maker": "tasks.train", **task}, environment=inside.environment
-            )
-            specs.append(plan)
+            specs.append(inside.worker(str(length), "tasks.train", task))
         first = str(lengths[0])
         result = summarize(
-            inside.run(specs),
+            run_rounds(specs, inside),
             "scaling",
             unit="target tokens",
             work={**dataclasses.asdict(sizes), "tokens": tokens},

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from experiments.benchmark.benchmarks import TRAINERS, Settings, decode, train
+from experiments.benchmark.benchmarks import TRAINERS, decode, train
 from experiments.benchmark.measurements import Benchmark
-from experiments.benchmark.rounds import WorkerSpec
+from experiments.benchmark.rounds import Settings, WorkerSpec, run_rounds
 from experiments.benchmark.workloads import (
     SIZES,
     Sizes,
@@ -53,7 +53,7 @@ FULL = Amount(
     shapes=2,
     sentences=3000,
     rounds=9,
-    trainers=TRAINERS,
+    trainers=tuple(TRAINERS),
 )
 # The short number-word corpus has a vocabulary of a few hundred tokens.
 TOY = Amount(
@@ -65,7 +65,7 @@ TOY = Amount(
     sentences=8,
     rounds=2,
     # torch.compile takes minutes on a CPU.
-    trainers=TRAINERS[:2],
+    trainers=("ours", "torch"),
 )
 
 
@@ -78,12 +78,7 @@ def number_words_config(*, is_toy: bool) -> Config:
 
 
 def gpu(
-    config: Config,
-    amount: Amount,
-    settings: Settings,
-    *,
-    seconds: float,
-    say: Callable[[str], None],
+    config: Config, amount: Amount, settings: Settings, *, seconds: float
 ) -> tuple[list[Benchmark], list[str]]:
     """Measure training and decoding, and return the results and the skipped benchmarks.
 
@@ -92,7 +87,6 @@ def gpu(
         amount: the amount of work to do.
         settings: the measurement settings.
         seconds: the time limit.
-        say: a function that receives a progress message for each benchmark.
 
     Raises:
         UsageError: the text's vocabulary is too large for the model.
@@ -153,7 +147,7 @@ def gpu(
         if left < min(LEAST, seconds / 4):
             skipped.append(f"{name}: {max(left, 0):.0f} s left")
             continue
-        say(f"{name}, at most {left * share:.0f} s")
+        settings.say(f"{name}, at most {left * share:.0f} s")
         begun = replace(settings, until=time.monotonic() + left * share, rounds=amount.rounds)
         benchmarks.append(measure(name, begun))
     return benchmarks, skipped
@@ -166,7 +160,7 @@ def check_gpu_is_available(settings: Settings) -> None:
         UsageError: JAX finds only a CPU.
     """
     spec = WorkerSpec("device", {"maker": "tasks.report_device"})
-    outcome = replace(settings, rounds=0).run([spec])
+    outcome = run_rounds([spec], replace(settings, rounds=0))
     why = outcome.skipped.get("device")
     if why is None and outcome.workers["device"].startup.facts["platform"] == "cpu":
         why = "JAX finds only a CPU"

@@ -125,9 +125,9 @@ def summarize(
         notes: explanations to print below the table.
     """
     measurements = {
-        key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.process.samples)
+        key: Measurement(worker.startup.first_seconds, worker.startup.facts, worker.samples)
         for key, worker in rounds.workers.items()
-        if worker.process.samples
+        if worker.samples
     }
     # Only the JAX worker measures the peak FLOP/s. The value applies to all workers, because they
     # use the same device.

@@ -162,6 +162,12 @@ def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
     # CTranslate2's converter requires the padding token to be both the last token of the vocabulary
     # and the first token of each translation.
     last = sizes["vocab"] - 1
+    tokens = {
+        "pad_token_id": last,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": last,
+        "forced_eos_token_id": None,
+    }
     config = library.MarianConfig(
         vocab_size=sizes["vocab"],
         d_model=sizes["d_model"],
@@ -174,20 +180,10 @@ def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
         activation_function="relu",
         scale_embedding=True,
         max_position_embeddings=512,
-        pad_token_id=last,
-        eos_token_id=EOS,
-        decoder_start_token_id=last,
-        forced_eos_token_id=None,
+        **tokens,
     )
     model = library.MarianMTModel(config).eval()
-    model.generation_config.update(
-        pad_token_id=last,
-        eos_token_id=EOS,
-        decoder_start_token_id=last,
-        forced_eos_token_id=None,
-        bad_words_ids=None,
-        max_length=None,
-    )
+    model.generation_config.update(**tokens, bad_words_ids=None, max_length=None)
     return library, model
 
 

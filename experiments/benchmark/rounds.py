@@ -53,8 +53,42 @@ class WorkerSpec:
     """Environment variables to change; the value None removes a variable."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Settings that apply to every benchmark."""
+
+    rounds: int = 9
+    steps: int = 1
+    """Steps per round."""
+    torch_python: str = sys.executable
+    """The Python interpreter that can import the other libraries."""
+    until: float = float("inf")
+    """The deadline, as a `time.monotonic()` value. A round does not start if it would exceed the
+    deadline. A worker that is not ready after two thirds of the available time is skipped."""
+    at_once: bool = False
+    """Whether to start all workers at the same time, which is faster. Otherwise, the workers
+    compile one after another."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Environment variables for this project's workers."""
+    say: Callable[[str], None] = lambda _: None
+    """A function that receives progress messages."""
+
+    def worker(self, name: str, maker: str, task: Mapping[str, Any]) -> WorkerSpec:
+        """Return a worker's spec. `maker` is the name of a function that returns a `Workload`.
+
+        The functions for other libraries are in `peers`, and this project's are in `tasks`.
+        """
+        task = {"maker": maker, **task}
+        if maker.startswith("peers."):
+            return WorkerSpec(name, task, python=self.torch_python)
+        return WorkerSpec(name, task, environment=self.environment)
+
+
 class WorkerProcess:
     """The parent process's handle to a worker process."""
+
+    startup: Startup
+    """The worker's first answer, which `wait_until_ready` receives."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Start the process. It prepares its workload in the background."""
@@ -96,7 +130,7 @@ class WorkerProcess:
                 self._process.stdin.flush()
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        seconds = max(0.0, seconds)
+        seconds = min(max(0.0, seconds), threading.TIMEOUT_MAX)
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
@@ -114,22 +148,22 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
 
-    def wait_until_ready(self, seconds: float = float("inf")) -> Startup:
+    def wait_until_ready(self, seconds: float) -> None:
         """Wait until the worker has finished its first call.
 
         Raises:
             WorkerFailedError: the worker failed, or was not ready in time.
         """
-        return Startup(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
+        self.startup = Startup(**self._receive(seconds))
 
-    def run(self, steps: int, seconds: float = float("inf")) -> Sample:
-        """Run the given number of steps and wait for the sample.
+    def run(self, steps: int, seconds: float) -> None:
+        """Run the given number of steps, wait for the sample, and store it in `samples`.
 
         Raises:
             WorkerFailedError: the worker failed, or did not answer in time.
         """
         self._send(str(steps))
-        return Sample(**self._receive(min(seconds, threading.TIMEOUT_MAX)))
+        self.samples.append(Sample(**self._receive(seconds)))
 
     def close(self) -> None:
         """Kill the process and its child processes."""
@@ -152,99 +186,62 @@ class WorkerProcess:
         self.close()
 
 
-class ReadyWorker(NamedTuple):
-    """A worker that is ready to run."""
-
-    process: WorkerProcess
-    startup: Startup
-
-
 class Rounds(NamedTuple):
     """The results of all rounds."""
 
-    workers: dict[str, ReadyWorker]
+    workers: dict[str, WorkerProcess]
     """Workers that have a sample from every round, in the order in which they started."""
     skipped: dict[str, str]
     """For each worker that was skipped, the reason."""
 
 
-def run_rounds(
-    specs: Sequence[WorkerSpec],
-    *,
-    rounds: int,
-    steps: int,
-    until: float = float("inf"),
-    at_once: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Rounds:
-    """Start workers, run them in interleaved rounds, and stop them.
-
-    Args:
-        specs: the workers.
-        rounds: the number of rounds.
-        steps: the number of steps per round.
-        until: the deadline, as a `time.monotonic()` value. A round does not start if it would
-            exceed the deadline. A worker that is not ready after two thirds of the available time
-            is skipped.
-        at_once: whether to start all workers at the same time, which is faster. Otherwise, the
-            workers compile one after another.
-        say: a function that receives a progress message for each worker.
-    """
+def run_rounds(specs: Sequence[WorkerSpec], settings: Settings) -> Rounds:
+    """Start workers, run them in interleaved rounds, and stop them."""
+    until, say = settings.until, settings.say
     skipped: dict[str, str] = {}
     began = time.monotonic()
     latest = began + (until - began) * 2 / 3
     with contextlib.ExitStack() as stack:
-        workers: dict[str, ReadyWorker] = {}
-        for worker in _start_workers(specs, stack, skipped, at_once=at_once):
+        workers: dict[str, WorkerProcess] = {}
+        started = _start_workers(specs, stack, skipped)
+        for worker in list(started) if settings.at_once else started:
             try:
-                ready = worker.wait_until_ready(latest - time.monotonic())
+                worker.wait_until_ready(latest - time.monotonic())
             except WorkerFailedError as why:
                 skipped[worker.name] = str(why)
                 worker.close()
                 say(f"{worker.name}: skipped, {why}")
                 continue
-            workers[worker.name] = ReadyWorker(worker, ready)
-            say(f"{worker.name}: ready, first call {ready.first_seconds:.1f} s")
+            workers[worker.name] = worker
+            say(f"{worker.name}: ready, first call {worker.startup.first_seconds:.1f} s")
         longest = 0.0
-        for number in range(rounds):
+        for number in range(settings.rounds):
             before = time.monotonic()
             if number and before + longest > until:
                 break
             names = list(workers) if number % 2 == 0 else list(reversed(workers))
             for name in names:
-                worker = workers[name].process
                 try:
-                    sample = worker.run(steps, until + GRACE - time.monotonic())
+                    workers[name].run(settings.steps, until + GRACE - time.monotonic())
                 except WorkerFailedError as why:
                     skipped[name] = str(why)
                     del workers[name]
                     say(f"{name}: skipped, {why}")
-                    continue
-                worker.samples.append(sample)
             longest = max(longest, time.monotonic() - before)
     return Rounds(workers, skipped)
 
 
 def _start_workers(
-    specs: Sequence[WorkerSpec],
-    stack: contextlib.ExitStack,
-    skipped: dict[str, str],
-    *,
-    at_once: bool,
+    specs: Sequence[WorkerSpec], stack: contextlib.ExitStack, skipped: dict[str, str]
 ) -> Iterator[WorkerProcess]:
     """Start workers and yield them. Closing the exit stack kills the workers."""
-
-    def start(spec: WorkerSpec) -> Iterator[WorkerProcess]:
+    for spec in specs:
         try:
-            yield stack.enter_context(WorkerProcess(spec))
+            worker = stack.enter_context(WorkerProcess(spec))
         except WorkerFailedError as why:
             skipped[spec.name] = str(why)
-
-    if at_once:
-        yield from [worker for spec in specs for worker in start(spec)]
-    else:
-        for spec in specs:
-            yield from start(spec)
+        else:
+            yield worker
 
 
 class Quartiles(NamedTuple):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.benchmark.benchmarks import Settings, isolated_cache, select_names
+from experiments.benchmark.benchmarks import isolated_cache, select_names
 from experiments.benchmark.measurements import Benchmark, summarize
-from experiments.benchmark.rounds import WorkerSpec
+from experiments.benchmark.rounds import Settings, run_rounds
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import Quantization, export_ctranslate2
@@ -26,7 +26,6 @@ def serve(
     beam_size: int,
     count: int = 64,
     only: str | None = None,
-    usual: Sequence[str] = SERVERS,
 ) -> Benchmark:
     """Compare translation speed on the development set, including tokenization and detokenization.
 
@@ -41,34 +40,32 @@ def serve(
         beam_size: the beam size; 1 means greedy search.
         count: the maximum number of lines.
         only: a comma-separated list of workers.
-        usual: the workers to run if `only` is None.
 
     Raises:
         UsageError: the run's development set is not available or comes from TensorFlow Datasets,
             CTranslate2 cannot represent the model, or a worker is unknown.
     """
-    names = select_names(only, SERVERS, usual)
+    names = select_names(only, SERVERS, SERVERS)
     run = load(run_folder)
     lines = read_lines(run, count)
     alpha = run.config.decode.length_penalty_alpha
     task = {"lines": lines, "beam_size": beam_size, "alpha": alpha}
-    own = {"maker": "tasks.serve", "run": str(run_folder.resolve()), **task}
     with isolated_cache(settings) as (inside, folder):
-        specs = {"ours": WorkerSpec("ours", own, environment=inside.environment)}
-        for key in filter(QUANTIZATIONS.__contains__, names):
+        specs = []
+        for key in names:
+            if key == "ours":
+                own = {"run": str(run_folder.resolve()), **task}
+                specs.append(inside.worker(key, "tasks.serve", own))
+                continue
             export_ctranslate2(run, folder / key, QUANTIZATIONS[key])
-            specs[key] = WorkerSpec(
-                key,
-                {
-                    "maker": "peers.serve",
-                    "folder": str(folder / key),
-                    "compute_type": QUANTIZATIONS[key],
-                    "limits": length_limits(run, lines),
-                    **task,
-                },
-                python=settings.torch_python,
-            )
-        rounds = inside.run([specs[key] for key in names])
+            export = {
+                "folder": str(folder / key),
+                "compute_type": QUANTIZATIONS[key],
+                "limits": length_limits(run, lines),
+                **task,
+            }
+            specs.append(inside.worker(key, "peers.serve", export))
+        rounds = run_rounds(specs, inside)
     work = {"run": run_folder.name, "beam_size": beam_size, "sentences": len(lines)}
     return summarize(rounds, name, unit="sentences", work=work, references=("ctranslate2",))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.benchmark.adapter import Trainer, make_config, mean_loss, suppress_eos
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
+from experiments.benchmark.workloads import random_tokens
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
@@ -22,7 +23,7 @@ from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import init_params
-from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
+from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.training.flops import peak_flops, step_flops
 from transformer_jax.training.throughput import Meter
 
@@ -202,8 +203,5 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
 def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:
     """Return a random batch of the given shape, without padding."""
     rng = np.random.default_rng(0)
-    source_size = source_vocab_size or vocab_size
-    return Batch(
-        rng.integers(UNKNOWN + 1, source_size, (shape.rows, shape.source), dtype=np.int32),
-        rng.integers(UNKNOWN + 1, vocab_size, (shape.rows, shape.target), dtype=np.int32),
-    )
+    source = random_tokens(rng, source_vocab_size or vocab_size, shape.rows, shape.source)
+    return Batch(source, random_tokens(rng, vocab_size, shape.rows, shape.target))

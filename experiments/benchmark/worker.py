@@ -62,7 +62,6 @@ class Sample:
 class Startup:
     """The message that a worker sends when it is ready."""
 
-    setup_seconds: float
     first_seconds: float
     """The duration of the first call, including compilation."""
     facts: dict[str, Any]
@@ -96,15 +95,13 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         answers.flush()
 
     task = json.loads(requests.readline())
-    start = time.perf_counter()
     try:
         module, _, name = task["maker"].partition(".")
         make = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
         workload = make(task)
-        setup = time.perf_counter() - start
         start = time.perf_counter()
         workload.run(workload.cycle)
-        answer(asdict(Startup(setup, time.perf_counter() - start, workload.facts)))
+        answer(asdict(Startup(time.perf_counter() - start, workload.facts)))
         for line in requests:
             answer(asdict(take_sample(workload, int(line))))
     # Report any failure to the parent process, which then continues with the other workers.

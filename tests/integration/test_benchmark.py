@@ -21,7 +21,7 @@ from experiments.benchmark.__main__ import main
 from experiments.benchmark.compare import all_ratios, compare
 from experiments.benchmark.measurements import Benchmark, Measurement
 from experiments.benchmark.results import Results, to_markdown
-from experiments.benchmark.rounds import WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.rounds import Settings, WorkerSpec, quartiles, run_rounds
 from experiments.benchmark.serving import length_limits, read_lines, serve
 from experiments.benchmark.worker import Sample
 from experiments.benchmark.workloads import (
@@ -207,7 +207,7 @@ def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
         for name in ("bare", "ends", "none", "sleeps")
     ]
     began = time.monotonic()
-    outcome = run_rounds(specs, rounds=2, steps=1, until=began + 9)
+    outcome = run_rounds(specs, Settings(rounds=2, until=began + 9))
     assert time.monotonic() - began < 60
     assert not outcome.workers
     why = outcome.skipped
@@ -231,7 +231,7 @@ def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) 
         "import json, sys\n"
         "name = json.loads(sys.stdin.readline())['name']\n"
         "def say(**x): print(json.dumps(x), flush=True)\n"
-        "say(setup_seconds=1.0, first_seconds=2.0, facts={})\n"
+        "say(first_seconds=2.0, facts={})\n"
         "for number, line in enumerate(sys.stdin):\n"
         f"    open({str(log)!r}, 'a').write(name + line.strip())\n"
         "    if name == 'c' and number == 1: sys.exit('fell ill')\n"
@@ -241,11 +241,11 @@ def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) 
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path / "fake.py"}"\n')
     fake.chmod(0o755)
     specs = [WorkerSpec(name, {"name": name}, python=str(fake)) for name in "abc"]
-    outcome = run_rounds(specs, rounds=3, steps=7)
+    outcome = run_rounds(specs, Settings(rounds=3, steps=7))
     assert log.read_text() == "a7b7c7c7b7a7a7b7"
     assert list(outcome.workers) == ["a", "b"]
     assert "fell ill" in outcome.skipped["c"]
-    assert [len(outcome.workers[name].process.samples) for name in "ab"] == [3, 3]
+    assert [len(outcome.workers[name].samples) for name in "ab"] == [3, 3]
 
 
 def test_text_batches_have_the_requested_number_of_tokens() -> None:
@@ -334,7 +334,7 @@ def test_the_input_and_scaling_commands_run(
 @pytest.mark.exhaustive
 def test_scaling_reports_cost_next_to_model_flops() -> None:
     sizes = load_sizes("toy")
-    part = benchmarks.scaling(sizes, benchmarks.Settings(rounds=1), (4, 8), 16)
+    part = benchmarks.scaling(sizes, Settings(rounds=1), (4, 8), 16)
     assert list(part.measurements) == ["4", "8"]
     [remark] = part.notes
     flops = []
@@ -374,9 +374,8 @@ def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     found, left_out = on_gpu.gpu(
         on_gpu.number_words_config(is_toy=True),
         on_gpu.TOY,
-        benchmarks.Settings(),
+        Settings(),
         seconds=1e-6,
-        say=lambda _: None,
     )
     assert found == []
     assert [what.partition(":")[0] for what in left_out] == [
@@ -412,7 +411,7 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
-    settings = benchmarks.Settings(rounds=1)
+    settings = Settings(rounds=1)
     # Every translation reaches its length limit. CTranslate2 applies one limit to all lines, so it
     # succeeds only for a single line.
     found = serve("serve", run.path, settings, beam_size=2, count=1)
