@@ -11,7 +11,7 @@ contain more tokens, and each token is more frequent.
 """
 
 from configs.multi30k import CONFIG as MULTI30K
-from transformer_jax.config import Row
+from experiments.positions.number_words import list_schemes
 
 L = 14
 BASE = MULTI30K.change(
@@ -35,20 +35,4 @@ BASE = MULTI30K.change(
     },
     decode={"beam_size": 1, "average_checkpoints": 1},
 )
-# The table has 4 L positions. Training never updates the positions beyond L.
-LEARNED = BASE.change(model={"positions": "learned"})
-
-SWEEP = {
-    "sinusoidal": Row(BASE),
-    "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    "learned": Row(LEARNED),
-    "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
-    "alibi": Row(BASE.change(model={"positions": "alibi"})),
-    "rotary": Row(BASE.change(model={"positions": "rotary"})),
-    "relative": Row(BASE.change(model={"positions": "relative"})),
-    "none": Row(BASE.change(model={"positions": "none"})),
-    # Sinusoids have a larger norm than the vectors in an untrained table. These rows control for
-    # this difference in norm.
-    "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
-    "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
-}
+SWEEP = list_schemes(BASE)

@@ -9,7 +9,7 @@ numbers fits in 4 L = 120 tokens.
 """
 
 from configs.tiny import CONFIG as TINY
-from transformer_jax.config import Row
+from transformer_jax.config import Config, Row
 
 L = 30
 BASE = TINY.change(
@@ -19,20 +19,25 @@ BASE = TINY.change(
     train={"steps": 2400, "warmup_steps": 200, "checkpoint_every": 200, "bleu_every": 12},
     decode={"beam_size": 1},
 )
-# The table has 4 L positions. Training never updates the positions beyond L.
-LEARNED = BASE.change(model={"positions": "learned"})
 
-SWEEP = {
-    "sinusoidal": Row(BASE),
-    "clamped": Row(LEARNED.change(model={"max_positions": L, "out_of_range_positions": "clamp"})),
-    "learned": Row(LEARNED),
-    "concatenated": Row(BASE.change(model={"positions": "concatenated_sinusoidal"})),
-    "alibi": Row(BASE.change(model={"positions": "alibi"})),
-    "rotary": Row(BASE.change(model={"positions": "rotary"})),
-    "relative": Row(BASE.change(model={"positions": "relative"})),
-    "none": Row(BASE.change(model={"positions": "none"})),
-    # Sinusoids have a larger norm than the vectors in an untrained table. These rows control for
-    # this difference in norm.
-    "scaled": Row(LEARNED.change(model={"learned_positions_init": "sinusoidal_scale"})),
-    "from_sinusoids": Row(LEARNED.change(model={"learned_positions_init": "sinusoids"})),
-}
+
+def list_schemes(base: Config) -> dict[str, Row]:
+    """Return a row for each position scheme. L is the config's data.max_length."""
+    # The table has 4 L positions. Training never updates the positions beyond L.
+    learned = {"positions": "learned"}
+    clamped = {"max_positions": base.data.max_length, "out_of_range_positions": "clamp"}
+    changes = {
+        "sinusoidal": {},
+        "clamped": {**learned, **clamped},
+        "learned": learned,
+        "concatenated": {"positions": "concatenated_sinusoidal"},
+        **{name: {"positions": name} for name in ("alibi", "rotary", "relative", "none")},
+        # Sinusoids have a larger norm than the vectors in an untrained table. These rows control
+        # for this difference in norm.
+        "scaled": {**learned, "learned_positions_init": "sinusoidal_scale"},
+        "from_sinusoids": {**learned, "learned_positions_init": "sinusoids"},
+    }
+    return {name: Row(base.change(model=model)) for name, model in changes.items()}
+
+
+SWEEP = list_schemes(BASE)
