@@ -2,12 +2,12 @@
 
 import csv
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.console import shell_command
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import SweepRun
+from transformer_jax.sweeps.translations import read_translations
 
 
 class Sentence(NamedTuple):
@@ -40,13 +40,8 @@ def read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
     try:
         with (newest / "sentences.csv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        texts = (_read_lines(newest / f"{kind}.txt") for kind in ("hypothesis", "reference"))
-        for row, hypothesis, reference in zip(rows, *texts, strict=True):
+        for row, hypothesis, reference in zip(rows, *read_translations(newest), strict=True):
             lengths = int(row["source_tokens"]), int(row["target_tokens"])
             yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{newest} cannot be read: {error}; {advice}") from error
-
-
-def _read_lines(path: Path) -> list[str]:
-    return path.read_text("utf-8").split("\n")[:-1]

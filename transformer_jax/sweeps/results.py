@@ -216,7 +216,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     for status in statuses:
         # A run from another version of this package may be in a different format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
-            _, references = read_translations(status, "dev")
+            _, references = read_translations(status.evaluations["dev"])
             tokenizer = RunDirectory.open(status.run.path).vocabulary.target
             counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
             return math.exp(stats.entropy(list(counts.values())))

@@ -1,9 +1,9 @@
 """Compare the runs' translations of the test set, as stored by `evaluate`."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from transformer_jax.data.splits import Split
 from transformer_jax.inference.scores import sacrebleu_metrics
 from transformer_jax.inference.significance import bootstrap, p_value
 from transformer_jax.sweeps.status import RunStatus
@@ -17,9 +17,8 @@ class BleuDifference(NamedTuple):
     """The p-value of a paired bootstrap over sentences."""
 
 
-def read_translations(status: RunStatus, split: Split) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references of the latest evaluation on a split."""
-    folder = status.evaluations[split]
+def read_translations(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the hypotheses and references in an evaluation's folder."""
     hypotheses, references = (
         (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
         for name in ("hypothesis", "reference")
@@ -41,7 +40,7 @@ def compare_test_bleu(
     signature = ""
     for seed in sorted({status.run.seed for status in by_row[base]}):
         translations = {
-            name: read_translations(status, "test")
+            name: read_translations(status.evaluations["test"])
             for name, statuses in by_row.items()
             for status in statuses
             if status.run.seed == seed and "test" in status.evaluations
