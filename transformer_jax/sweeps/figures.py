@@ -1,9 +1,7 @@
 """Draw a report's figures as SVG. The same runs always produce the same bytes."""
 
 import statistics
-from collections.abc import Callable
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from transformer_jax.runs.metrics_file import read_metrics
@@ -39,18 +37,17 @@ def draw_curves(results: Results) -> str:
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if len(curves[name].x)]
-
-    def draw(axes: Axes) -> None:
-        for name in names[len(PALETTE) :]:
-            label = OTHER_ROWS if name == names[-1] else None
-            curve = curves[name]
-            axes.plot(curve.x, curve.y, color="#BBBBBB", linewidth=1.0, label=label)
-        for number, name in enumerate(names[: len(PALETTE)]):
-            draw_curve(axes, curves[name], number)
-        axes.set(xlabel="step", ylabel="perplexity, development set")
-        use_log_axis(axes, [y for name in names for y in curves[name].y])
-
-    return _to_svg(draw, height=5.0)
+    figure = Figure(figsize=(9, 5.0), layout="constrained")
+    axes = figure.subplots()
+    for name in names[len(PALETTE) :]:
+        label = OTHER_ROWS if name == names[-1] else None
+        curve = curves[name]
+        axes.plot(curve.x, curve.y, color="#BBBBBB", linewidth=1.0, label=label)
+    for number, name in enumerate(names[: len(PALETTE)]):
+        draw_curve(axes, curves[name], number)
+    axes.set(xlabel="step", ylabel="perplexity, development set")
+    use_log_axis(axes, [y for name in names for y in curves[name].y])
+    return _to_svg(figure)
 
 
 def _mean_curve(row: RowResult) -> Curve:
@@ -79,40 +76,37 @@ def _by_importance(results: Results) -> list[str]:
 
 def draw_ratios(results: Results) -> str:
     """Plot each row's log perplexity minus the first row's, in this sweep and in the paper."""
-
-    def draw(axes: Axes) -> None:
-        for y, name in enumerate(results.rows):
-            comparison = results.compare(name, "perplexity")
-            paper = results.paper_difference(name, "perplexity")
-            if (ours := comparison.difference) is not None:
-                low, high = comparison.interval or (ours, ours)
-                bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}
-                label = None if y else HERE
-                axes.errorbar(ours, y, color=PALETTE[1], marker="o", label=label, **bar)
-            if paper is not None:
-                diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
-                label = None if y else PAPER
-                axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
-        comparisons = results.analyses["perplexity"].comparisons.values()
-        halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
-        if halves:
-            half = statistics.median(halves)
-            band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
-            axes.axvspan(-half, half, **band)
-        axes.axvline(0.0, color="black", linewidth=0.8)
-        labels = [printable_label(_describe(row)) for row in results.rows.values()]
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set_ylim(len(labels) - 0.4, -0.6)
-        axes.margins(x=0.08)
-        axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
-
-    return _to_svg(draw, height=1.4 + 0.28 * len(results.rows))
-
-
-def _to_svg(draw: Callable[[Axes], None], height: float) -> str:
-    figure = Figure(figsize=(9, height), layout="constrained")
+    figure = Figure(figsize=(9, 1.4 + 0.28 * len(results.rows)), layout="constrained")
     axes = figure.subplots()
-    draw(axes)
+    for y, name in enumerate(results.rows):
+        comparison = results.compare(name, "perplexity")
+        paper = results.paper_difference(name, "perplexity")
+        if (ours := comparison.difference) is not None:
+            low, high = comparison.interval or (ours, ours)
+            bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}
+            label = None if y else HERE
+            axes.errorbar(ours, y, color=PALETTE[1], marker="o", label=label, **bar)
+        if paper is not None:
+            diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
+            label = None if y else PAPER
+            axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
+    comparisons = results.analyses["perplexity"].comparisons.values()
+    halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
+    if halves:
+        half = statistics.median(halves)
+        band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
+        axes.axvspan(-half, half, **band)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    labels = [printable_label(_describe(row)) for row in results.rows.values()]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
+    return _to_svg(figure)
+
+
+def _to_svg(figure: Figure) -> str:
+    [axes] = figure.axes
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
