@@ -32,7 +32,7 @@ from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.atomic_files import write_text
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep, SweepRun
-from transformer_jax.sweeps.seed_statistics import SeedStatistics
+from transformer_jax.sweeps.seed_statistics import format_mean
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend
@@ -177,7 +177,7 @@ def to_markdown(rows: Sequence[Row], bleu: float) -> str:
     by_length.append(["---"] * len(by_length[0]))
     for row in rows:
         scores = ([run.by_length[bucket][1] for run in row.runs] for bucket in buckets)
-        by_length.append([row.model, *(SeedStatistics(tuple(x)).format(1) for x in scores)])
+        by_length.append([row.model, *(format_mean(x, 1) for x in scores)])
     seeds = sorted({run.seed for row in rows for run in row.runs})
     notes = [
         f"Random seeds: {', '.join(map(str, seeds))}; ± is the standard deviation over them.",
@@ -193,14 +193,14 @@ def to_markdown(rows: Sequence[Row], bleu: float) -> str:
 
 
 def _summary(row: Row, bleu: float) -> list[str]:
-    perplexities = (run.dev_perplexity[max(run.dev_perplexity)] for run in row.runs)
+    perplexities = [run.dev_perplexity[max(run.dev_perplexity)] for run in row.runs]
     steps = row.steps_to(bleu)
     times = ["-", "-"] if steps is None else [f"{steps:,}", f"{steps * row.step_seconds / 60:.1f}"]
     return [
         row.model,
         f"{row.parameters:,}",
-        SeedStatistics(tuple(perplexities)).format(2),
-        SeedStatistics(tuple(run.test_bleu for run in row.runs)).format(1),
+        format_mean(perplexities, 2),
+        format_mean([run.test_bleu for run in row.runs], 1),
         f"{1000 * row.step_seconds:.0f}",
         *times,
     ]

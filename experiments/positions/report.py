@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
-from transformer_jax.sweeps.seed_statistics import WIDE_RATIO, Analysis, analyze
+from transformer_jax.sweeps.seed_statistics import WIDE_RATIO, Analysis, analyze, format_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,8 +66,8 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
         scores = [by_name[name] for by_name in curve]
         axes.errorbar(
             [(bucket.above + bucket.end) / 2 + shift for bucket in study.buckets],
-            [x.mean for x in scores],
-            [x.deviation or 0.0 for x in scores],
+            [statistics.fmean(values) for values in scores],
+            [statistics.stdev(values) if len(values) > 1 else 0.0 for values in scores],
             color=COLORS[number % len(COLORS)],
             marker=MARKERS[number % len(MARKERS)],
             linestyle=DASHES[number % len(DASHES)],
@@ -94,7 +94,7 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
 def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
     """Compare all schemes in a bucket with the first scheme, as docs/statistics.md specifies."""
     scores = {
-        scheme: dict(zip(study.seeds[scheme], curve[number][name].values, strict=True))
+        scheme: dict(zip(study.seeds[scheme], curve[number][name], strict=True))
         for scheme, curve in study.curves.items()
     }
     if name == "perplexity":
@@ -119,7 +119,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
         if not half:
             bands.append(None)
             continue
-        base = study.curves[study.schemes[0]][number][name].values
+        base = study.curves[study.schemes[0]][number][name]
         if name == "perplexity":
             center = statistics.fmean(map(math.log, base))
             bands.append((math.exp(center - half), math.exp(center + half)))
@@ -179,7 +179,7 @@ def to_markdown(study: Study) -> str:
     names: tuple[Score, ...] = ("perplexity", study.metric)
     for name in names:
         rows = [
-            [scheme, *(scores[name].format(DIGITS[name]) for scores in study.curves[scheme])]
+            [scheme, *(format_mean(scores[name], DIGITS[name]) for scores in study.curves[scheme])]
             if scheme in study.curves
             else [scheme, *("-" for _ in study.buckets)]
             for scheme in study.schemes
@@ -219,7 +219,7 @@ def to_csv(study: Study) -> str:
     for scheme, curve in study.curves.items():
         for bucket, scores in zip(study.buckets, curve, strict=True):
             columns = f"{bucket.above:g}", f"{bucket.end:g}", len(bucket.indices)
-            for name, by_seed in scores.items():
-                for seed, value in zip(study.seeds[scheme], by_seed.values, strict=True):
+            for name, values in scores.items():
+                for seed, value in zip(study.seeds[scheme], values, strict=True):
                     table.writerow([scheme, *columns, name, seed, f"{value:.6g}"])
     return out.getvalue()

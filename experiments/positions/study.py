@@ -19,7 +19,6 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.scores import sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import Sweep
-from transformer_jax.sweeps.seed_statistics import SeedStatistics
 from transformer_jax.sweeps.status import read_status
 
 # The minimum number of sentences in a bucket.
@@ -44,13 +43,13 @@ class Bucket:
         return f"({self.above:g}, {self.end:g}]"
 
 
-Curve = Sequence[Mapping[Score, SeedStatistics]]
-"""A scheme's scores in each bucket."""
+Curve = Sequence[Mapping[Score, Sequence[float]]]
+"""A scheme's scores in each bucket, with one value per seed."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The scores of all schemes by length, with statistics over seeds."""
+    """The scores of all schemes by length."""
 
     schemes: Sequence[str]
     """The sweep's rows. All other rows are compared with the first one."""
@@ -100,7 +99,7 @@ def score_by_length(sweep: Sweep) -> Study:
     tokenizer = bleu_tokenizer(config.data)
     curves = {
         scheme: [
-            _seed_statistics(
+            _group_by_score(
                 [_compute_scores([run[i] for i in b.indices], metric, tokenizer) for run in runs]
             )
             for b in buckets
@@ -134,10 +133,7 @@ def read_scores(path: Path) -> Study:
         metric: Score = "bleu" if "bleu" in values[next(iter(values))][bounds[0]] else "exact"
         names: tuple[Score, ...] = ("perplexity", metric)
         curves = {
-            scheme: [
-                {name: SeedStatistics(tuple(by_bucket[x][name].values())) for name in names}
-                for x in bounds
-            ]
+            scheme: [{name: list(by_bucket[x][name].values()) for name in names} for x in bounds]
             for scheme, by_bucket in values.items()
         }
         seeds = {scheme: list(by_bucket[bounds[0]][metric]) for scheme, by_bucket in values.items()}
@@ -209,5 +205,5 @@ def _compute_scores(
     return scores
 
 
-def _seed_statistics(runs: Sequence[Mapping[Score, float]]) -> dict[Score, SeedStatistics]:
-    return {name: SeedStatistics(tuple(scores[name] for scores in runs)) for name in runs[0]}
+def _group_by_score(runs: Sequence[Mapping[Score, float]]) -> dict[Score, list[float]]:
+    return {name: [scores[name] for scores in runs] for name in runs[0]}

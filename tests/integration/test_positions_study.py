@@ -28,7 +28,6 @@ from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
-from transformer_jax.sweeps.seed_statistics import SeedStatistics
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8
@@ -120,9 +119,8 @@ def test_the_scores_of_a_bucket_are_those_of_its_sentences(sweep: Sweep) -> None
                 ],
             }
             for name, found in scores.items():
-                assert found.values == pytest.approx(expected[name], rel=1e-12)
-                assert found.mean == pytest.approx(statistics.fmean(expected[name]))
-    assert len({scores["exact"].mean for scores in study.curves["base"]}) > 3
+                assert found == pytest.approx(expected[name], rel=1e-12)
+    assert len({statistics.fmean(scores["exact"]) for scores in study.curves["base"]}) > 3
 
 
 def test_text_is_scored_by_sacrebleu_with_the_tokenizer_of_the_runs(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_text_is_scored_by_sacrebleu_with_the_tokenizer_of_the_runs(tmp_path: Pa
     bleu = sacrebleu.BLEU(tokenize="none", force=True)
     runs = [run for run in sweep.runs if run.row == "clamped"]
     for bucket, scores in zip(study.buckets, study.curves["clamped"], strict=True):
-        for run, value in zip(runs, scores["bleu"].values, strict=True):
+        for run, value in zip(runs, scores["bleu"], strict=True):
             sentences = sentences_between(run, bucket.above, bucket.end)
             expected = bleu.corpus_score([x[3] for x in sentences], [[x[4] for x in sentences]])
             assert value == expected.score
@@ -177,14 +175,14 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
     assert "Missing: none/seed-1: failed, train: full disk" in text
     study = score_by_length(sweep)
     exact = study.curves["base"][0]["exact"]
-    assert f"| {exact.mean:.1f} ± {exact.deviation:.1f} |" in text
+    assert f"| {statistics.fmean(exact):.1f} ± {statistics.stdev(exact):.1f} |" in text
     assert text.count("| none |") == text.count("| clamped |") == 2
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     # Two schemes have two runs each, and the third has one run. Each run has two scores.
     assert len(rows) == 5 * 2 * len(study.buckets)
     value = next(r["value"] for r in rows if r["row"] == "base" and r["score"] == "exact")
-    assert float(value) == pytest.approx(exact.values[0], rel=1e-5)
+    assert float(value) == pytest.approx(exact[0], rel=1e-5)
     assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
     drawing = (folder / "extrapolation.svg").read_text()
     assert drawing.count("<svg") == 1
@@ -219,10 +217,7 @@ def test_a_mean_at_the_edge_of_the_band_has_a_simultaneous_p_value_of_5_percent(
 
     def make_study(*rows: np.ndarray) -> Study:
         values = [np.exp(row) if name == "perplexity" else row for row in rows]
-        curves = {
-            str(number): [{name: SeedStatistics(tuple(row.tolist()))}]
-            for number, row in enumerate(values)
-        }
+        curves = {str(number): [{name: row.tolist()}] for number, row in enumerate(values)}
         seeds = {scheme: range(4) for scheme in curves}
         bucket = Bucket(0, 8, np.arange(20))
         return Study(list(curves), seeds, 8, [bucket], "exact", "", curves, [])

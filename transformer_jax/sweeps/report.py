@@ -23,7 +23,7 @@ from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
 from transformer_jax.sweeps.results import PaperScore, Results, RowResult
-from transformer_jax.sweeps.seed_statistics import Interval, format_p, format_score
+from transformer_jax.sweeps.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.tables import MISSING, Link, Table
 
@@ -75,8 +75,8 @@ def _score(name: str, digits: int) -> Column:
     """Return a column that shows the mean and standard deviation of a score."""
 
     def format_cell(_: Results, row: RowResult) -> str:
-        statistics = row.statistics(name)
-        return statistics.format(digits) if statistics else MISSING
+        values = row.scores.get(name)
+        return format_mean(values.values(), digits) if values else MISSING
 
     return format_cell
 

@@ -28,7 +28,6 @@ from transformer_jax.sweeps.seed_statistics import (
     LOG_PERPLEXITY_MARGIN,
     Analysis,
     Comparison,
-    SeedStatistics,
     SignAgreement,
     Verdict,
     analyze,
@@ -92,11 +91,6 @@ class RowResult:
             for s in self.statuses
             if s.status != "done" or "dev" not in s.scores
         }
-
-    def statistics(self, score: str) -> SeedStatistics | None:
-        """Return a score's statistics over all seeds, or None if the row lacks the score."""
-        values = self.scores.get(score)
-        return SeedStatistics(tuple(values.values())) if values else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ by their logarithms, because a difference of 1 is large at perplexity 5 but smal
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -25,28 +25,6 @@ WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
 Verdict = Literal["as in the paper", "differs", "inconclusive"]
-
-
-@dataclass(frozen=True)
-class SeedStatistics:
-    """One row's values for one score, with one value per seed."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation over seeds, or None if there is only one seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    def format(self, digits: int) -> str:
-        """Format the mean and, if there is one, the standard deviation to `digits` decimals."""
-        values = [self.mean] if self.deviation is None else [self.mean, self.deviation]
-        return " ± ".join(format_score(value, digits) for value in values)
 
 
 class Interval(NamedTuple):
@@ -238,6 +216,14 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
     return SignAgreement(sum(agrees), len(agrees), p)
+
+
+def format_mean(values: Collection[float], digits: int) -> str:
+    """Format a score's mean over seeds and, if there are several seeds, its standard deviation."""
+    numbers = [statistics.fmean(values)]
+    if len(values) > 1:
+        numbers.append(statistics.stdev(values))
+    return " ± ".join(format_score(number, digits) for number in numbers)
 
 
 def format_score(value: float, digits: int) -> str:
