@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.sentences import Sentence, read_sentences
-from transformer_jax.architectures.build import build_model
+from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -28,7 +28,6 @@ from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import score
-from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.atomic_files import write_text
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep, SweepRun
@@ -101,7 +100,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
     rows = [
         Row(
             describe(sweep.rows[name].config.model),
-            _count_parameters(sweep, name),
+            count_parameters(sweep.rows[name].config)["total"],
             [read_scores(run) for run in runs],
         )
         for name, runs in runs_by_row.items()
@@ -156,12 +155,6 @@ def _score_buckets(
     losses = [SentenceScore(x.source_tokens, x.target_tokens, x.nll) for x in sentences]
     buckets = score_by_length(*_texts(sentences), losses, tokenizer, last_bucket=LONG)
     return {(b["first"], b["last"]): (b["sentences"], b["bleu"]) for b in buckets}
-
-
-def _count_parameters(sweep: Sweep, name: str) -> int:
-    config = sweep.rows[name].config
-    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
-    return parameter_counts(model)["total"]
 
 
 def to_markdown(rows: Sequence[Row], bleu: float) -> str:

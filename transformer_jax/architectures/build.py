@@ -14,7 +14,7 @@ from transformer_jax.architectures import attention_weights as weights
 from transformer_jax.architectures import decoding as incremental_decoding
 from transformer_jax.architectures.convolutional import ConvolutionalModel
 from transformer_jax.architectures.recurrent import RecurrentModel
-from transformer_jax.config import ModelConfig
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.model import decoding, inspect
 from transformer_jax.model.build import build_transformer, check_dtype
 from transformer_jax.model.transformer import EncoderDecoder, Params
@@ -68,6 +68,12 @@ def build_model(
     """
     check_dtype(config)
     return ARCHITECTURES[config.architecture].build(config, vocab_size, source_vocab_size)
+
+
+def count_parameters(config: Config) -> dict[str, int]:
+    """Return `parameter_counts` of a model that has the config's vocabulary sizes."""
+    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    return inspect.parameter_counts(model)
 
 
 def init_decoding(

@@ -33,14 +33,9 @@ class Params(FileCommand):
         return dict(zip(rows, super().load_rows().values(), strict=True))
 
     def run(self, rows: dict[str, Row]) -> None:
-        from transformer_jax.architectures.build import build_model
-        from transformer_jax.model.inspect import parameter_counts
+        from transformer_jax.architectures.build import count_parameters
 
-        counts: dict[str, dict[str, int]] = {}
-        for name, row in rows.items():
-            data = row.config.data
-            model = build_model(row.config.model, data.vocab_size, data.source_vocab_size)
-            counts[name] = parameter_counts(model)
+        counts = {name: count_parameters(row.config) for name, row in rows.items()}
         first = next(iter(counts.values()))
         if self.json:
             stdout.print(json.dumps(first if len(counts) == 1 else counts))

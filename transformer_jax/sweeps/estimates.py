@@ -2,9 +2,8 @@
 
 import jax
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import Config
-from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.training.flops import peak_flops, train_flops
@@ -42,8 +41,7 @@ def remaining_runs(sweep: Sweep) -> dict[str, float]:
 
 def estimate_bytes(config: Config) -> int:
     """Estimate the total size of a run's checkpoints in bytes."""
-    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     # A checkpoint contains the parameters and Adam's two moments in float32. The latest and the
     # best checkpoints may be kept in addition to the last `keep_checkpoints` scheduled ones.
-    checkpoint_bytes = 3 * 4 * parameter_counts(model)["total"]
+    checkpoint_bytes = 3 * 4 * count_parameters(config)["total"]
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)

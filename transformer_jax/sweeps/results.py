@@ -15,11 +15,10 @@ from typing import Literal
 
 from scipy import stats
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
@@ -183,7 +182,6 @@ def _collect_row(
     name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
 ) -> RowResult:
     config = _config_as_trained(statuses)
-    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]
@@ -195,7 +193,7 @@ def _collect_row(
         ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),
         config,
         row.paper,
-        parameter_counts(model)["total"],
+        count_parameters(config)["total"],
         _mean_flops(done),
         statuses,
         _collect_scores([status for status in done if status.run.seed not in failed]),
