@@ -50,11 +50,9 @@ class Config:
         decode.require("average_checkpoints", decode.average_checkpoints <= keep, rule)
         if model.positions != "learned":
             rule = f"with model.positions {model.positions} (only learned has tables)"
-            model.require("max_positions", model.max_positions is None, f"None {rule}")
-            is_error = model.out_of_range_positions == "error"
-            model.require("out_of_range_positions", is_error, f"'error' {rule}")
-            is_normal = model.learned_positions_init == "normal"
-            model.require("learned_positions_init", is_normal, f"'normal' {rule}")
+            for key in ("max_positions", "out_of_range_positions", "learned_positions_init"):
+                default = getattr(ModelConfig, key)
+                model.require(key, getattr(model, key) == default, f"{default!r} {rule}")
         elif model.out_of_range_positions == "error" and model.max_positions is None:
             is_valid = decode.max_extra_length <= MAX_EXTRA_LENGTH
             rule = f"at most {MAX_EXTRA_LENGTH}, because learned positions end there"
