@@ -116,9 +116,9 @@ def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Res
         check=True,
     )
     expected = re.findall(r"p = ([0-9.]+)", sacrebleu.stdout)[-1]
-    worse, same = (results.rows[name].test_differences for name in ("worse", "same"))
+    worse, same = (results.test_differences[name] for name in ("worse", "same"))
     assert float(expected) == pytest.approx(worse[1].p, abs=1e-4)
-    assert worse[1].bleu < 0 < results.rows["better"].test_differences[1].bleu
+    assert worse[1].bleu < 0 < results.test_differences["better"][1].bleu
     # For identical translations, p is 1.
     assert same[0] == (0, 1)
 

@@ -95,9 +95,10 @@ def _difference(score: PaperScore, spec: str) -> Column:
 
 
 def _format_test_differences(results: Results, row: RowResult) -> str:
-    found = (row.test_differences.get(seed) for seed in results.sweep.seeds)
+    by_seed = results.test_differences.get(row.name, {})
+    found = (by_seed.get(seed) for seed in results.sweep.seeds)
     cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in found]
-    return ", ".join(cells) if row.test_differences else MISSING
+    return ", ".join(cells) if by_seed else MISSING
 
 
 # The heading of each column, and the function that formats the column's cells.

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from scipy import stats
@@ -69,8 +69,6 @@ class RowResult:
     has_own_text: bool
     """Whether the text or the vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
-    test_differences: Mapping[int, BleuDifference] = field(default_factory=dict)
-    """How much test BLEU differs from the first row's, keyed by seed."""
 
     @property
     def num_seeds(self) -> int:
@@ -98,6 +96,8 @@ class Results:
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
+    test_differences: Mapping[str, Mapping[int, BleuDifference]]
+    """How much test BLEU differs from the first row's, keyed by row and seed."""
     signature: str
     """The sacreBLEU signature of the test BLEU comparisons, or "" if there are none."""
     command: str
@@ -172,10 +172,7 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     }
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
     differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
-    rows = {
-        name: replace(row, test_differences=differences.get(name, {})) for name, row in rows.items()
-    }
-    return Results(sweep, rows, signature, command)
+    return Results(sweep, rows, differences, signature, command)
 
 
 def _collect_row(
