@@ -71,27 +71,19 @@ def _format_interval(interval: Interval | None, spec: str) -> str:
     return f"[{interval.low:{spec}}, {interval.high:{spec}}]" if interval else MISSING
 
 
-def _score(name: str, digits: int) -> Column:
-    """Return a column that shows the mean and standard deviation of a score."""
-
-    def format_cell(_: Results, row: RowResult) -> str:
-        values = row.scores.get(name)
-        return format_mean(values.values(), digits) if values else MISSING
-
-    return format_cell
+def _format_score(row: RowResult, name: str, digits: int) -> str:
+    """Return the mean and standard deviation of a score."""
+    values = row.scores.get(name)
+    return format_mean(values.values(), digits) if values else MISSING
 
 
-def _difference(score: PaperScore, spec: str) -> Column:
-    """Return a column that shows each row's difference from the first row, with its interval."""
-
-    def format_cell(results: Results, row: RowResult) -> str:
-        comparison = results.compare(row.name, score)
-        if comparison.difference is None:
-            return MISSING
-        interval = _format_interval(comparison.interval, spec) if comparison.interval else ""
-        return f"{comparison.difference:{spec}} {interval}".strip()
-
-    return format_cell
+def _format_difference(results: Results, row: RowResult, score: PaperScore, spec: str) -> str:
+    """Return a row's difference from the first row, with its interval."""
+    comparison = results.compare(row.name, score)
+    if comparison.difference is None:
+        return MISSING
+    interval = _format_interval(comparison.interval, spec) if comparison.interval else ""
+    return f"{comparison.difference:{spec}} {interval}".strip()
 
 
 def _format_test_differences(results: Results, row: RowResult) -> str:
@@ -109,21 +101,21 @@ SCORES: dict[str, Column] = {
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
     "seeds": lambda _, row: str(row.num_seeds),
-    "dev perplexity": _score("perplexity", 2),
+    "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
-    "dev BLEU": _score("bleu", 1),
+    "dev BLEU": lambda _, row: _format_score(row, "bleu", 1),
     "paper BLEU": lambda _, row: _format(row.paper.bleu, ".1f"),
-    "test BLEU": _score("test_bleu", 1),
-    "compound-split": _score("compound_bleu", 1),
-    "test task": _score("test_task", 1),
+    "test BLEU": lambda _, row: _format_score(row, "test_bleu", 1),
+    "compound-split": lambda _, row: _format_score(row, "compound_bleu", 1),
+    "test task": lambda _, row: _format_score(row, "test_task", 1),
 }
 COMPARISONS: dict[str, Column] = {
     "row": lambda _, row: row.name,
-    "ln perplexity to base": _difference("perplexity", "+.3f"),
+    "ln perplexity to base": lambda r, row: _format_difference(r, row, "perplexity", "+.3f"),
     "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+.3f"),
     "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
     "verdict": lambda r, row: r.verdict(row.name, "perplexity") or MISSING,
-    "dev BLEU to base": _difference("bleu", "+.1f"),
+    "dev BLEU to base": lambda r, row: _format_difference(r, row, "bleu", "+.1f"),
     "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+.1f"),
     "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
