@@ -22,7 +22,7 @@ def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
 
 def describe_change(ratio: Quartiles) -> str:
     """Describe a speed ratio in words."""
-    if ratio.contains_one:
+    if ratio.low <= 1 <= ratio.high:
         return "within the spread"
     return "faster" if ratio.low > 1 else "slower"
 

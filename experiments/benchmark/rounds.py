@@ -251,11 +251,6 @@ class Quartiles(NamedTuple):
     low: float
     high: float
 
-    @property
-    def contains_one(self) -> bool:
-        """Whether 1 is between the first and third quartiles."""
-        return self.low <= 1 <= self.high
-
 
 def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles. A single value is its own median and quartiles."""

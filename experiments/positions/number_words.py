@@ -26,7 +26,7 @@ def list_schemes(base: Config) -> dict[str, Row]:
     # The table has 4 L positions. Training never updates the positions beyond L.
     learned = {"positions": "learned"}
     clamped = {"max_positions": base.data.max_length, "out_of_range_positions": "clamp"}
-    changes = {
+    changes: dict[str, dict[str, object]] = {
         "sinusoidal": {},
         "clamped": {**learned, **clamped},
         "learned": learned,

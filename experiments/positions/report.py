@@ -132,13 +132,12 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 def _describe_wide(study: Study) -> list[str]:
     """Return a note about any schemes and buckets to which the bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
-    found: list[str] = []
-    for name in names:
-        for number, bucket in enumerate(study.buckets):
-            wide = analyze_bucket(study, number, name).wide
-            found += [
-                f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})" for scheme in wide
-            ]
+    found = [
+        f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})"
+        for name in names
+        for number, bucket in enumerate(study.buckets)
+        for scheme in analyze_bucket(study, number, name).wide
+    ]
     if not found:
         return []
     return [
