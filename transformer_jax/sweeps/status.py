@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import time
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,12 +144,10 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
     train, dev = (
         [_numbers(x) for x in metrics if x.get("split") == name] for name in ("train", "dev")
     )
-    dev_bleus = [line["bleu"] for line in dev if "bleu" in line]
     newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
-    newest = (dev[-1] if dev else {}) | ({"bleu": dev_bleus[-1]} if dev_bleus else {})
-    newest |= _numbers(scores.get("dev", {}))
+    newest = ChainMap(_numbers(scores.get("dev", {})), *reversed(dev))
     is_running = status.status == "running"
     return replace(
         status,
@@ -208,12 +207,10 @@ def _process_start(pid: int) -> str:
 
 def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
     """Estimate the remaining time from the last ten training reports that contain a time."""
-    train = [report for report in train if "time" in report]
-    if not train:
+    timed = [report for report in train if "time" in report][-10:]
+    if not timed or timed[0]["step"] == timed[-1]["step"]:
         return None
-    first, last = train[-10:][0], train[-1]
-    if first["step"] == last["step"]:
-        return None
+    first, last = timed[0], timed[-1]
     seconds_per_step = (last["time"] - first["time"]) / (last["step"] - first["step"])
     return max(0.0, seconds_per_step * (steps - last["step"]))
 
