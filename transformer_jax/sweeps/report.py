@@ -100,7 +100,7 @@ SCORES: dict[str, Column] = {
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
-    "seeds": lambda _, row: str(row.num_seeds),
+    "seeds": lambda _, row: str(len(row.scores.get("perplexity", ()))),
     "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
     "dev BLEU": lambda _, row: _format_score(row, "bleu", 1),

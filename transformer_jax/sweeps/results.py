@@ -71,11 +71,6 @@ class RowResult:
     perplexities per token are not comparable."""
 
     @property
-    def num_seeds(self) -> int:
-        """The number of seeds with scores."""
-        return len(self.scores.get("perplexity", ()))
-
-    @property
     def trained(self) -> list[RunStatus]:
         """The statuses of all runs except those that failed to train."""
         return [status for status in self.statuses if status.run.seed not in self.failed]
@@ -116,13 +111,12 @@ class Results:
     @functools.cached_property
     def analyses(self) -> Mapping[PaperScore, Analysis]:
         """The comparisons of every row with the first row, in log perplexity and in dev BLEU."""
-        rows = self.rows.items()
-        comparable = {name: row for name, row in rows if not row.has_own_text}
         logarithms = {
             name: {seed: math.log(x) for seed, x in row.scores.get("perplexity", {}).items()}
-            for name, row in comparable.items()
+            for name, row in self.rows.items()
+            if not row.has_own_text
         }
-        bleu = {name: row.scores.get("bleu", {}) for name, row in rows}
+        bleu = {name: row.scores.get("bleu", {}) for name, row in self.rows.items()}
         return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
 
     def compare(self, name: str, score: PaperScore) -> Comparison:
