@@ -26,8 +26,8 @@ def list_schemes(base: Config) -> dict[str, Row]:
     # The table has 4 L positions. Training never updates the positions beyond L.
     learned = {"positions": "learned"}
     clamped = {"max_positions": base.data.max_length, "out_of_range_positions": "clamp"}
-    changes: dict[str, dict[str, object]] = {
-        "sinusoidal": {},
+    changes = {
+        "sinusoidal": {"positions": "sinusoidal"},
         "clamped": {**learned, **clamped},
         "learned": learned,
         "concatenated": {"positions": "concatenated_sinusoidal"},
