@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from tyro.conf import Positional, Suppress, arg
 
@@ -88,6 +88,11 @@ class PathCommand(abc.ABC):
     @abc.abstractmethod
     def run(self) -> None:
         """Run the command."""
+
+    def select_given(self, *names: str) -> dict[str, Any]:
+        """Return the values of the named options that differ from their defaults."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: x for name, x in values.items() if x != getattr(type(self), name)}
 
 
 def translate_command(run: RunDirectory, option: str) -> str:

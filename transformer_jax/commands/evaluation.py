@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from transformer_jax.inference.significance import Comparison
     from transformer_jax.inference.trained_run import Run
 
+GRID_OPTIONS = ("beam_sizes", "alphas", "averages")
+NOT_FOR_GRIDS = (
+    *("on", "per_checkpoint", "baseline", "by_length", "average_checkpoints"),
+    *("beam_size", "alpha", "beam_end"),
+)
+
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
@@ -61,7 +67,8 @@ class Evaluate(RunCommand):
             RunDirectory.open(self.baseline)
         if self.on is not None and self.split is not None:
             raise UsageError("--on and --split are mutually exclusive: pass only one of them")
-        if self._check_grid_options():
+        self._check_grid_options()
+        if self.grid:
             self._run_grid()
             return
         run = self.load()
@@ -117,33 +124,20 @@ class Evaluate(RunCommand):
                 return evaluation, None
             return evaluation, evaluate(baseline, text, changes, progress=progress)
 
-    def _check_grid_options(self) -> bool:
-        """Return whether to evaluate a grid; reject options that do not apply."""
-        settings = ("beam_sizes", "alphas", "averages")
-        others = ("on", "per_checkpoint", "baseline", "by_length", "average_checkpoints")
-        others += ("beam_size", "alpha", "beam_end")
-        if not self.grid:
-            if given := [name for name in settings if getattr(self, name)]:
-                raise UsageError(f"--{given[0].replace('_', '-')} needs --grid")
-        # An option with the value 0 also counts as given, even though 0 == False.
-        elif given := [
-            name
-            for name in others
-            if (value := getattr(self, name)) is not None and value is not False
-        ]:
-            option = given[0].replace("_", "-")
-            raise UsageError(
-                f"--grid does not combine with --{option}; it takes --step and --split"
-            )
-        return self.grid
+    def _check_grid_options(self) -> None:
+        """Reject options that do not apply to a grid, or that apply only to a grid."""
+        for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
+            option = f"--{name.replace('_', '-')}"
+            if not self.grid:
+                raise UsageError(f"{option} needs --grid")
+            raise UsageError(f"--grid does not combine with {option}; it takes --step and --split")
 
     def _run_grid(self) -> None:
         """Evaluate all combinations of settings, and print them."""
         folder = RunDirectory.open(Path(self.run_folder))
         from transformer_jax.inference.grid import Grid, evaluate_grid
 
-        given = {name: getattr(self, name) for name in ("beam_sizes", "alphas", "averages")}
-        grid = Grid(**{name: values for name, values in given.items() if values})
+        grid = Grid(**self.select_given(*GRID_OPTIONS))
         split = self.split or "dev"
         with progress_bar() as progress:
             results = evaluate_grid(

@@ -54,8 +54,8 @@ class CheckpointCommand(PathCommand):
     @property
     def checkpoint_options(self) -> str:
         """The options that select checkpoints, as text for a shell command."""
-        options = {"--average-checkpoints": self.average_checkpoints, "--step": self.step}
-        return "".join(f" {key} {value}" for key, value in options.items() if value is not None)
+        given = self.select_given("average_checkpoints", "step").items()
+        return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given)
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,10 @@ class Paper(PathCommand):
                 _print_items([names[key]])
 
     def _check_options(self, key: str | None) -> None:
-        for name in ("lengths", "widths", "exact", "out", "dry_run"):
-            if getattr(self, name) in (None, (), False) or name in OPTIONS.get(key or "", ()):
-                continue
-            items = " or ".join(item for item, names in OPTIONS.items() if name in names)
-            raise UsageError(f"--{name.replace('_', '-')} applies only to {items}")
+        for name in self.select_given("lengths", "widths", "exact", "out", "dry_run"):
+            if name not in OPTIONS.get(key or "", ()):
+                items = " or ".join(item for item, names in OPTIONS.items() if name in names)
+                raise UsageError(f"--{name.replace('_', '-')} applies only to {items}")
 
     def _measure_table1(self) -> None:
         lengths, widths = (

@@ -1,9 +1,10 @@
 """The `plot` command, which plots runs."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -92,9 +93,8 @@ class Plot(PathCommand):
 
     def _check_options(self) -> Path:
         """Check all options and return the file to write."""
-        used = OPTIONS[self.kind]
-        for name in dict.fromkeys(name for names in OPTIONS.values() for name in names):
-            if getattr(self, name) not in (None, ()) and name not in used:
+        for name in self.select_given(*itertools.chain.from_iterable(OPTIONS.values())):
+            if name not in OPTIONS[self.kind]:
                 kinds = [kind for kind, names in OPTIONS.items() if name in names]
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
@@ -104,11 +104,6 @@ class Plot(PathCommand):
         check_suffix(self.out, FIGURE_SUFFIXES)
         check_new_file(self.out)
         return self.out
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        """Return the values of the named options that were given."""
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
 
     def _load(self) -> "Run":
         return load_run(Path(self.folders[0]), self.average_checkpoints, self.step)
@@ -126,19 +121,20 @@ class Plot(PathCommand):
             case "positions":
                 from transformer_jax.inference.plots import plot_positions
 
-                return plot_positions(self._load(), **self._given("num_positions", "offset"))
+                return plot_positions(self._load(), **self.select_given("num_positions", "offset"))
             case "loss":
                 from transformer_jax.inference.plots import plot_losses
 
                 with progress_bar() as progress:
-                    return plot_losses(self._load(), progress=progress, **self._given("split"))
+                    split = self.select_given("split")
+                    return plot_losses(self._load(), progress=progress, **split)
             case "heads":
                 return self._draw_heads()
 
     def _draw_heads(self) -> "Picture":
         from transformer_jax.inference.head_importance import head_importance
 
-        options = self._given("split", "num_sentences", "margin")
+        options = self.select_given("split", "num_sentences", "margin")
         with progress_bar() as progress:
             importance = head_importance(self._load(), progress=progress, **options)
         num_heads = importance.masked_losses.size
