@@ -20,7 +20,7 @@ import transformer_jax
 from transformer_jax import console
 from transformer_jax.cli import main
 from transformer_jax.data import tokenizer
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, check_model
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory
@@ -160,7 +160,8 @@ def test_a_manipulated_run_is_rejected_in_one_line(
 def rejection_of(model: bytes) -> str:
     """Return the reason why a vocabulary is rejected, or "" if it is accepted."""
     try:
-        Tokenizer.load_untrusted(model, "tokenizer.model")
+        check_model(model, "tokenizer.model")
+        Tokenizer(model, "tokenizer.model")
     except DataError as error:
         return str(error)
     return ""
@@ -202,16 +203,16 @@ def test_a_vocabulary_that_crashes_the_verifying_process_is_rejected(
     monkeypatch.setattr(tokenizer, "PROBE", program)
     for _ in range(2):
         with pytest.raises(DataError, match="x is not a SentencePiece model: "):
-            Tokenizer.load_untrusted(unverified, "x")
+            check_model(unverified, "x")
 
 
 def test_a_vocabulary_is_verified_once(unverified: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    Tokenizer.load_untrusted(unverified, "x")
+    check_model(unverified, "x")
     monkeypatch.setattr(tokenizer, "PROBE", "raise SystemExit(1)")
-    assert Tokenizer.load_untrusted(unverified, "y").model == unverified
+    check_model(unverified, "y")
     other = Tokenizer.train(["one two three"], 19).model
     with pytest.raises(TransformerJaxError):
-        Tokenizer.load_untrusted(other, "x")
+        check_model(other, "x")
 
 
 def test_a_vocabulary_is_verified_with_the_packages_of_this_process(
@@ -224,10 +225,10 @@ def test_a_vocabulary_is_verified_with_the_packages_of_this_process(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     with pytest.raises(TransformerJaxError, match=r"x cannot be tested in .*No module") as caught:
-        Tokenizer.load_untrusted(unverified, "x")
+        check_model(unverified, "x")
     assert not isinstance(caught.value, DataError)
     monkeypatch.syspath_prepend(tmp_path)
-    Tokenizer.load_untrusted(unverified, "x")
+    check_model(unverified, "x")
 
 
 def test_terminals_show_control_sequences_as_text(capsys: pytest.CaptureFixture[str]) -> None:

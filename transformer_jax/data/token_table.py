@@ -5,7 +5,6 @@ with a table that both languages can share. In this package, special tokens have
 `special_tokens`, so the order of tokens differs from the order in Marian.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -100,23 +99,13 @@ class TableTokenizer(Tokenizer):
         """Read a model from bytes; if it is invalid, raise a DataError that mentions `name`."""
         self.model, self.table = model, table
         self._processor = read_model(model, name)
-        self._pieces, self._names = table.pieces, table.names
+        self.pieces, self._names = table.pieces, table.names
         # Ordinary text must not be encoded as special tokens.
-        self._ids = {p: i for i, p in enumerate(self._pieces) if i not in self._names}
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the model and the table, in hexadecimal."""
-        return digest_files(self.model, self.table.to_json())
-
-    @property
-    def pieces(self) -> list[str]:
-        """The text of each token, in order of token ID. "▁" represents a space."""
-        return list(self._pieces)
+        self._ids = {p: i for i, p in enumerate(self.pieces) if i not in self._names}
 
     def __len__(self) -> int:
         """Return the number of tokens in the table."""
-        return len(self._pieces)
+        return len(self.pieces)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the token IDs of each line, with `EOS` at the end."""
@@ -134,15 +123,6 @@ class TableTokenizer(Tokenizer):
         return [self._join(sequence) for sequence in tokens]
 
     def _join(self, tokens: Sequence[int]) -> str:
-        pieces = [self._pieces[token] for token in tokens if token not in self._names]
+        pieces = [self.pieces[token] for token in tokens if token not in self._names]
         # SentencePiece keeps the "▁" in a piece that is not in its model.
         return self._processor.decode_pieces(pieces).replace("▁", " ").strip()
-
-    def to_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
-        return [self._names.get(token) or self._pieces[token] for token in tokens]
-
-
-def digest_files(*contents: bytes) -> str:
-    """Return the SHA-256 of the concatenated contents, in hexadecimal."""
-    return hashlib.sha256(b"".join(contents)).hexdigest()

@@ -9,12 +9,13 @@ Encoding and then decoding a line returns the same line, with these exceptions:
    with a space.
 """
 
+import functools
 import hashlib
 import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +56,7 @@ class Tokenizer:
 
     table: Any = None
     """The `TokenTable` of a `TableTokenizer`, or None if the IDs come from the model."""
+    _names: Mapping[int, str] = NAMES
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
         """Read a model from bytes; if it is invalid, raise a DataError that mentions `name`."""
@@ -118,18 +120,12 @@ class Tokenizer:
             ) from error
         return cls(model.getvalue())
 
-    @classmethod
-    def load_untrusted(cls, model: bytes, name: str) -> "Tokenizer":
-        """Load a model after checking it with `check_model`, which may raise an error."""
-        check_model(model, name)
-        return cls(model, name)
-
     @property
     def digest(self) -> str:
-        """The SHA-256 of the model, in hexadecimal."""
-        return hashlib.sha256(self.model).hexdigest()
+        """The SHA-256 of the model and of the table, if there is one, in hexadecimal."""
+        return digest_files(self.model, b"" if self.table is None else self.table.to_json())
 
-    @property
+    @functools.cached_property
     def pieces(self) -> list[str]:
         """The text of each token, in order of token ID. "▁" represents a space."""
         return [self._processor.id_to_piece(token) for token in range(len(self))]
@@ -148,7 +144,12 @@ class Tokenizer:
 
     def to_pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
-        return [NAMES.get(token) or self._processor.id_to_piece(token) for token in tokens]
+        return [self._names.get(token) or self.pieces[token] for token in tokens]
+
+
+def digest_files(*contents: bytes) -> str:
+    """Return the SHA-256 of the concatenated contents, in hexadecimal."""
+    return hashlib.sha256(b"".join(contents)).hexdigest()
 
 
 def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
@@ -166,7 +167,7 @@ def check_model(model: bytes, name: str) -> None:
         DataError: the model is invalid, or it crashed the separate process.
         TransformerJaxError: the separate process could not import SentencePiece.
     """
-    digest = hashlib.sha256(model).hexdigest()
+    digest = digest_files(model)
     if digest in TRIED:
         return
     problem = f"{name} is not a SentencePiece model"

@@ -10,8 +10,8 @@ The last two files exist only if the source has its own vocabulary.
 
 from pathlib import Path
 
-from transformer_jax.data.token_table import TableTokenizer, TokenTable, digest_files
-from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
+from transformer_jax.data.token_table import TableTokenizer, TokenTable
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model, digest_files
 from transformer_jax.errors import StorageError
 from transformer_jax.json_types import JsonObject
 
@@ -59,8 +59,7 @@ def _read_tokenizer(path: Path, digest: object) -> Tokenizer:
     table = read_limited(table_path, MAX_TOKENIZER) if table_path.exists() else b""
     if digest_files(model, table) != digest:
         raise StorageError(f"{path} is not the vocabulary that the run was created with")
-    if not table:
-        return Tokenizer.load_untrusted(model, str(path))
-    parsed = TokenTable.from_json(table, str(table_path))
+    parsed = TokenTable.from_json(table, str(table_path)) if table else None
     check_model(model, str(path))
-    return TableTokenizer(model, parsed, str(path))
+    name = str(path)
+    return Tokenizer(model, name) if parsed is None else TableTokenizer(model, parsed, name)
