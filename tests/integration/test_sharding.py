@@ -129,8 +129,7 @@ def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
     batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
     assert not step.is_compiled_for(batch)
     compilation = step.compile(state, batch)
-    assert compilation[:3] == (8, 5, 6)
-    assert str(compilation).startswith("compiled for 8 x (5 + 6) tokens in ")
+    assert compilation.startswith("compiled for 8 x (5 + 6) tokens in ")
     assert step.is_compiled_for(batch)
     assert not step.is_compiled_for(Batch(batch.source, batch.source))
     new_state, metrics = step(state, batch)
@@ -146,7 +145,7 @@ def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
         state = placed_state(sharding)
         ahead.compile_ahead(state, [Bucket(8, 5, 6, 1)])
         compilation = ahead.compile(state, batch)
-        assert str(compilation).endswith(" s while training")
+        assert compilation.endswith(" s while training")
         results = [step(placed_state(sharding), batch) for step in (ahead, now)]
         assert not list(ahead.take_finished())
     jax.tree.map(np.testing.assert_array_equal, *results)
@@ -169,7 +168,7 @@ def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program()
     with CompiledStep(make_step(), sharding) as step:
         step.compile_ahead(state, [Bucket(8, n, 6, 1) for n in (6, 5)])
         fitting, other = (np.full((8, n), 4, np.int32) for n in (5, 6))
-        assert step.compile(state, Batch(fitting, other))[:3] == (8, 5, 6)
+        assert "for 8 x (5 + 6) tokens" in step.compile(state, Batch(fitting, other))
         assert not list(step.take_finished())
         with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
             step.compile(state, Batch(other, other))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import jax
 
@@ -13,22 +12,6 @@ from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, int, int]
 """The size of this process's share of a batch: number of rows, source length, and target length."""
-
-
-class Compilation(NamedTuple):
-    """The global batch's padded shape and the compilation time."""
-
-    rows: int
-    source_length: int
-    target_length: int
-    seconds: float
-    is_ahead: bool = False
-    """Whether the step was compiled while training continued."""
-
-    def __str__(self) -> str:
-        shape = f"{self.rows} x ({self.source_length} + {self.target_length})"
-        meanwhile = " while training" if self.is_ahead else ""
-        return f"compiled for {shape} tokens in {self.seconds:.1f} s{meanwhile}"
 
 
 class CompiledStep:
@@ -42,7 +25,7 @@ class CompiledStep:
         self._step, self._sharding = step, sharding
         self._compiled: dict[Shape, jax.stages.Compiled] = {}
         self._thread = ThreadPoolExecutor(1, "compile")
-        self._ahead: dict[Shape, Future[Compilation]] = {}
+        self._ahead: dict[Shape, Future[str]] = {}
 
     def __enter__(self) -> "CompiledStep":
         return self
@@ -54,10 +37,11 @@ class CompiledStep:
         """Return whether the step is compiled for the shape of this batch."""
         return _shape(batch) in self._compiled
 
-    def compile(self, state: TrainState, batch: Batch) -> Compilation:
+    def compile(self, state: TrainState, batch: Batch) -> str:
         """Compile the step for this process's rows of a batch, without running it.
 
-        If `compile_ahead` has already scheduled this shape, wait for that compilation.
+        If `compile_ahead` has already scheduled this shape, wait for that compilation. Return a
+        message with the global batch's padded shape and the compilation time.
         """
         if (future := self._ahead.pop(_shape(batch), None)) is not None:
             return future.result()
@@ -87,8 +71,8 @@ class CompiledStep:
         """Return whether `compile_ahead` is still compiling. If so, the thread cannot end yet."""
         return any(not future.done() for future in self._ahead.values())
 
-    def take_finished(self) -> Iterator[Compilation]:
-        """Yield the compilations that `compile_ahead` has finished since the last call."""
+    def take_finished(self) -> Iterator[str]:
+        """Yield the messages of compilations that ended in the background since the last call."""
         for shape, future in list(self._ahead.items()):
             # If a compilation failed, its error is raised when a batch needs the program.
             if future.done() and future.exception() is None:
@@ -96,13 +80,14 @@ class CompiledStep:
 
     def _compile(
         self, shape: Shape, state: TrainState, placed: Batch, *, is_ahead: bool = False
-    ) -> Compilation:
+    ) -> str:
         start = time.perf_counter()
         self._compiled[shape] = self._sharding.compile(self._step, state, placed)
         seconds = time.perf_counter() - start
-        rows, source_length, target_length = shape
-        rows = self._sharding.count_rows(rows)
-        return Compilation(rows, source_length, target_length, seconds, is_ahead)
+        _, source_length, target_length = shape
+        size = f"{placed.source.size // source_length} x ({source_length} + {target_length})"
+        meanwhile = " while training" if is_ahead else ""
+        return f"compiled for {size} tokens in {seconds:.1f} s{meanwhile}"
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Run one step on this process's rows; compile it if necessary. The state is donated."""

@@ -138,10 +138,10 @@ def _run_steps(
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
-                    writer.say(str(train_step.compile(state, batch)))
+                    writer.say(train_step.compile(state, batch))
                 train_step.compile_ahead(state, run.batches.upcoming(step, schedule.steps))
-            for compilation in train_step.take_finished():
-                writer.say(str(compilation))
+            for message in train_step.take_finished():
+                writer.say(message)
             state, metrics = train_step(state, batch)
             meter.add(metrics, run.step_flops(step))
             _check_divergence(run, step - meter.LAG, meter.wait_for_earlier_step())

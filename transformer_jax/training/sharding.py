@@ -87,7 +87,8 @@ class DataParallel:
         """Return the global batch, given the rows in this process's `shard`."""
 
         def place(rows: np.ndarray) -> jax.Array:
-            shape = (self.count_rows(len(rows)), *rows.shape[1:])
+            num_rows = len(rows) // (self.shard.last - self.shard.first) * self.shard.total
+            shape = (num_rows, *rows.shape[1:])
             return jax.make_array_from_process_local_data(self.batch_sharding, rows, shape)
 
         return Batch(*map(place, batch))
@@ -101,10 +102,6 @@ class DataParallel:
         shapes = ((*rows, bucket.source), (*rows, bucket.target))
         sharding = self.batch_sharding
         return Batch(*(jax.ShapeDtypeStruct(x, jnp.int32, sharding=sharding) for x in shapes))
-
-    def count_rows(self, local_rows: int) -> int:
-        """Return the number of rows in the global batch."""
-        return local_rows // (self.shard.last - self.shard.first) * self.shard.total
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch, while `jit` traces a step.
