@@ -234,7 +234,7 @@ plt.show()
 from transformer_jax import Config, build_transformer
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare
-from transformer_jax.training.step import init_state, make_train_step
+from transformer_jax.training.step import TrainStep, init_state
 
 config = Config().change(
     model={
@@ -261,7 +261,7 @@ print(
 model = build_transformer(config.model, **prepared.vocabulary.sizes)
 state = init_state(model, config.train)
 before = np.array(state.params["source_positions"]["positions"])
-train_step = jax.jit(make_train_step(model, config.train).__call__)
+train_step = jax.jit(TrainStep(model, config.train).__call__)
 perplexity = []
 for _ in range(240):
     rows = rng.integers(len(source.lengths), size=48)

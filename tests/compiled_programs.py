@@ -31,7 +31,7 @@ from transformer_jax.config import Config  # noqa: E402
 from transformer_jax.data.batches import Bucket  # noqa: E402
 from transformer_jax.model.build import build_transformer  # noqa: E402
 from transformer_jax.training.sharding import SHARDINGS  # noqa: E402
-from transformer_jax.training.step import init_state, make_train_step  # noqa: E402
+from transformer_jax.training.step import TrainStep, init_state  # noqa: E402
 
 MODEL = {"num_layers": 1, "d_model": 64, "d_ff": 128, "num_heads": 2, "d_k": 32, "d_v": 32}
 VOCAB = 1024
@@ -46,7 +46,7 @@ def describe_step(parallelism: str, rows: int, devices: list[jax.Device]) -> dic
     sharding = SHARDINGS[parallelism](devices)
     state = jax.eval_shape(lambda: init_state(model, config.train))
     batch = sharding.abstract_batch(Bucket(rows, 32, 32, 1))
-    step = make_train_step(model, config.train)
+    step = TrainStep(model, config.train)
     text = sharding.compile(step, state, batch).as_text() or ""
     computations, entry = read_computations(text)
     executed = count_executions(computations, entry)

@@ -20,7 +20,7 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.training.sharding import FSDP, SHARDINGS
-from transformer_jax.training.step import TrainState, init_state, make_train_step
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 VOCAB = 20
 STEPS = 50
@@ -65,7 +65,7 @@ def train(
     for batch in random_batches()[:steps]:
         placed = sharding.place_batch(pad_rows(batch, devices))
         if compiled is None:
-            compiled = sharding.compile(make_train_step(model, config.train), state, placed)
+            compiled = sharding.compile(TrainStep(model, config.train), state, placed)
         state, metrics = compiled(state, placed)
         history.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
     assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {dtype}

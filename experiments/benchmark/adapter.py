@@ -22,7 +22,7 @@ from transformer_jax.model.transformer import Params, init_params
 from transformer_jax.special_tokens import EOS
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.sharding import SHARDINGS
-from transformer_jax.training.step import StepMetrics, TrainState, init_state, make_train_step
+from transformer_jax.training.step import StepMetrics, TrainState, TrainStep, init_state
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
@@ -67,7 +67,7 @@ class Trainer:
         self.placement = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
-        self._step = CompiledStep(make_train_step(self.model, config.train), self.placement)
+        self._step = CompiledStep(TrainStep(self.model, config.train), self.placement)
         self.state = self.placement.place_state(init_state(self.model, config.train))
 
     def step(self, batch: Batch) -> StepMetrics:

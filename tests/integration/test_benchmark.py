@@ -296,7 +296,7 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Reuse the training steps that other tests have compiled; see `shared_steps.py`.
-    monkeypatch.setattr(adapter, "make_train_step", loop.make_train_step)
+    monkeypatch.setattr(adapter, "TrainStep", loop.TrainStep)
     batches = prepare(SMALL.data).batches(SMALL.data, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
     real = tasks.pipeline({**task, "is_preloaded": False})

@@ -20,7 +20,7 @@ from transformer_jax.training import loop
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.create_run import create_run
-from transformer_jax.training.step import init_state, make_train_step
+from transformer_jax.training.step import TrainStep, init_state
 from transformer_jax.training.throughput import Meter
 
 
@@ -34,7 +34,7 @@ def train_epochs(run: RunComponents) -> Iterator[None]:
     """Train one epoch at a time."""
     config = run.folder.config.train
     meter = Meter(1e9, [])
-    step = CompiledStep(make_train_step(run.model, config), run.sharding)
+    step = CompiledStep(TrainStep(run.model, config), run.sharding)
     state = run.sharding.place_state(init_state(run.model, config))
     for index in range(2 * run.batches.per_epoch):
         batch = run.batches.local_batch(index, run.sharding.shard)
@@ -97,7 +97,7 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
     batch = components.batches.local_batch(0, components.sharding.shard)
 
     def compile_step(config: TrainConfig) -> set[str]:
-        step = CompiledStep(make_train_step(components.model, config), components.sharding)
+        step = CompiledStep(TrainStep(components.model, config), components.sharding)
         state = init_state(components.model, config)
         step.compile(components.sharding.place_state(state), batch)
         return cached_programs()
@@ -128,7 +128,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
 ) -> None:
     # In other tests, the runs in a process reuse each other's compiled steps. In this test, each
     # run builds its own steps.
-    monkeypatch.setattr(loop, "make_train_step", make_train_step)
+    monkeypatch.setattr(loop, "TrainStep", TrainStep)
     # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})
     train(config, tmp_path / "one")

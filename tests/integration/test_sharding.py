@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.model.build import build_transformer
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.sharding import DataParallel
-from transformer_jax.training.step import TrainState, TrainStep, init_state, make_train_step
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,14 +102,14 @@ def test_fsdp_divides_the_state_almost_equally(comparison: dict[str, Any]) -> No
 MODEL = build_transformer(SMALL.model, 20)
 
 
-@functools.cache
-def make_step() -> TrainStep:
-    """Return a step whose functions JAX traces only once for each shape."""
-    step = make_train_step(MODEL, SMALL.train)
-    compute_gradients, apply_gradients = map(
-        jax.jit, (step.compute_gradients, step.apply_gradients)
-    )
-    return replace(step, compute_gradients=compute_gradients, apply_gradients=apply_gradients)
+class JittedStep(TrainStep):
+    """A step whose functions JAX traces only once for each shape."""
+
+    compute_gradients = jax.jit(TrainStep.compute_gradients, static_argnums=0)
+    apply_gradients = jax.jit(TrainStep.apply_gradients, static_argnums=0)
+
+
+STEP = JittedStep(MODEL, SMALL.train)
 
 
 @functools.cache
@@ -125,7 +124,7 @@ def placed_state(sharding: DataParallel) -> TrainState:
 
 def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
     sharding = DataParallel(jax.devices()[:1])
-    step, state = CompiledStep(make_step(), sharding), placed_state(sharding)
+    step, state = CompiledStep(STEP, sharding), placed_state(sharding)
     batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
     assert not step.is_compiled_for(batch)
     compilation = step.compile(state, batch)
@@ -140,8 +139,8 @@ def test_a_step_is_compiled_on_request_and_describes_its_shape() -> None:
 def test_a_step_compiled_while_training_gives_the_same_bits() -> None:
     sharding = DataParallel(jax.devices()[:1])
     batch = Batch(np.full((8, 5), 4, np.int32), np.full((8, 6), 4, np.int32))
-    now = CompiledStep(make_step(), sharding)
-    with CompiledStep(make_step(), sharding) as ahead:
+    now = CompiledStep(STEP, sharding)
+    with CompiledStep(STEP, sharding) as ahead:
         state = placed_state(sharding)
         ahead.compile_ahead(state, [Bucket(8, 5, 6, 1)])
         compilation = ahead.compile(state, batch)
@@ -165,7 +164,7 @@ class FakeSharding(DataParallel):
 
 def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program() -> None:
     sharding, state = FakeSharding(jax.devices()[:1]), make_state()
-    with CompiledStep(make_step(), sharding) as step:
+    with CompiledStep(STEP, sharding) as step:
         step.compile_ahead(state, [Bucket(8, n, 6, 1) for n in (6, 5)])
         fitting, other = (np.full((8, n), 4, np.int32) for n in (5, 6))
         assert "for 8 x (5 + 6) tokens" in step.compile(state, Batch(fitting, other))
@@ -178,7 +177,7 @@ def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program()
 
 def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
     sharding = FakeSharding(jax.devices()[:1])
-    step, state = CompiledStep(make_step(), sharding), make_state()
+    step, state = CompiledStep(STEP, sharding), make_state()
     threads = set(threading.enumerate())
     sharding.platform = "gpu"
     with step:
@@ -202,7 +201,7 @@ class WaitingSharding(FakeSharding):
 def test_a_step_reports_whether_it_is_still_compiling_ahead() -> None:
     may_end = threading.Event()
     sharding, state = WaitingSharding(may_end), make_state()
-    with CompiledStep(make_step(), sharding) as step:
+    with CompiledStep(STEP, sharding) as step:
         step.compile_ahead(state, [Bucket(8, 5, 6, 1)])
         assert step.is_compiling_ahead()
         may_end.set()

@@ -28,7 +28,7 @@ from transformer_jax.model.variants.blockwise_attention import (
     join_blocks,
     split_blocks,
 )
-from transformer_jax.training.step import init_state, make_train_step
+from transformer_jax.training.step import TrainStep, init_state
 
 RNG = jax.random.key(7)
 MASK_SHAPES = [(2, 3, 7, 9), (1, 3, 1, 9), (2, 1, 1, 9), (1, 1, 7, 9)]
@@ -196,7 +196,7 @@ def test_training_steps_are_those_of_full_attention_also_with_remat() -> None:
 
     def train(**changes: Any) -> Any:
         model = build_transformer(replace(DROPPED, **changes), 13)
-        state, step = init_state(model, config), jax.jit(make_train_step(model, config))
+        state, step = init_state(model, config), jax.jit(TrainStep(model, config))
         for _ in range(2):
             state, metrics = step(state, batch)
         return state.params, metrics.loss, metrics.gradient_norm

@@ -17,7 +17,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import Params
 from transformer_jax.training.sharding import FSDP, DataParallel, sum_over_devices
-from transformer_jax.training.step import TrainState, TrainStep, init_state, make_train_step
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 VOCAB = 20
 
@@ -26,7 +26,7 @@ def make_step(config: Config) -> tuple[TrainStep, TrainState]:
     """Return a step and the shapes of its state."""
     model = build_transformer(config.model, VOCAB)
     state = jax.eval_shape(lambda: init_state(model, config.train))
-    return make_train_step(model, config.train), state
+    return TrainStep(model, config.train), state
 
 
 COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter")

@@ -18,7 +18,7 @@ from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
-from transformer_jax.training.step import TrainState, init_state, make_train_step
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 FULL_ATTENTION = Setting("model.attention_implementation", "full")
 # The text of JAX's error message if cuDNN is missing.
@@ -102,7 +102,7 @@ def compile_step(
     start = time.perf_counter()
     compiled, peak_bytes = None, None
     try:
-        compiled = sharding.compile(make_train_step(model, config.train), state, batch)
+        compiled = sharding.compile(TrainStep(model, config.train), state, batch)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -31,7 +31,7 @@ from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate_schedule
-from transformer_jax.training.step import TrainState, make_train_step
+from transformer_jax.training.step import TrainState, TrainStep
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
@@ -130,7 +130,7 @@ def _run_steps(
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     with (
-        CompiledStep(make_train_step(run.model, config.train), run.sharding) as train_step,
+        CompiledStep(TrainStep(run.model, config.train), run.sharding) as train_step,
         _make_tracer(run, after=restored + schedule.log_every) as tracer,
     ):
         for step in range(restored + 1, schedule.steps + 1):

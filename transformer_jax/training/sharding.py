@@ -206,12 +206,13 @@ def sum_over_devices(
         if axis not in spec:
             return shard
         is_rounded = jax.tree_util.keystr(path[-1:], simple=True) in ROUNDED_PARAMS
-        sent = shard.astype(step.model_dtype) if is_rounded else shard
+        sent = shard.astype(step.model.config.dtype) if is_rounded else shard
         full = jax.lax.all_gather(sent, axis, axis=spec.index(axis), tiled=True)
         return full.astype(shard.dtype)
 
     def add(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
-        sent = gradient.astype(jnp.bfloat16) if step.reduction_dtype == "bfloat16" else gradient
+        is_rounded = step.config.reduction_dtype == "bfloat16"
+        sent = gradient.astype(jnp.bfloat16) if is_rounded else gradient
         if axis in spec:
             dimension = spec.index(axis)
             total = jax.lax.psum_scatter(sent, axis, scatter_dimension=dimension, tiled=True)

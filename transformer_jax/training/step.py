@@ -56,31 +56,68 @@ GradientSum = tuple[Params, Loss]
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One update, split into two pure functions so that devices can add their sums in between."""
+    """A step that applies Adam to the mean gradient per token (sections 5.3, 5.4).
 
-    compute_gradients: Callable[[TrainState, Batch], GradientSum]
-    """A function that computes the sums over a batch, or over one device's rows of the batch."""
-    apply_gradients: Callable[[TrainState, GradientSum], tuple[TrainState, StepMetrics]]
-    """A function that updates the state with the sums over the whole batch."""
-    reduction_dtype: str
-    """The dtype in which devices add their gradients."""
-    model_dtype: str
-    """The dtype of the model's computations."""
+    Two pure functions split the step, so that devices can add their sums in between.
+    """
+
+    model: EncoderDecoder
+    config: TrainConfig
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with a whole batch."""
         return self.apply_gradients(state, self.compute_gradients(state, batch))
 
+    def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
+        """Compute the sums over a batch, or over one device's rows of the batch.
 
-def make_train_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
-    """Return a step that applies Adam to the mean gradient per token (sections 5.3, 5.4)."""
-    optimizer = make_optimizer(config, model.config.d_model)
-    return TrainStep(
-        partial(compute_gradients, model, config),
-        partial(apply_gradients, optimizer),
-        config.reduction_dtype,
-        model.config.dtype,
-    )
+        The sums are computed in `gradient_accumulation_steps` micro-batches.
+        """
+        # Derive dropout masks from the seed and the step, so that a resumed run draws the same
+        # masks. Folding in 0 keeps the masks of existing runs, so they can be resumed and
+        # reproduced exactly.
+        rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
+        num_micro_batches = self.config.gradient_accumulation_steps
+        smoothing = self.config.label_smoothing
+        if self.config.label_smoothing_over == "other_tokens":
+            smoothing = smoothing_over_other_tokens(smoothing, self.model.vocab_size)
+        sum_gradients = jax.grad(partial(_sum_loss, self.model, smoothing), has_aux=True)
+        if num_micro_batches == 1:
+            return sum_gradients(state.params, batch, rng)
+
+        def add(total: GradientSum, inputs: tuple[Batch, Array]) -> tuple[GradientSum, None]:
+            return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
+
+        rngs = jax.random.split(rng, num_micro_batches)
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
+        total, _ = jax.lax.scan(add, zeros, (split_rows(batch, num_micro_batches), rngs))
+        return total
+
+    def apply_gradients(
+        self, state: TrainState, sums: GradientSum
+    ) -> tuple[TrainState, StepMetrics]:
+        """Update the state with the mean gradient per token, given the sums over the whole batch.
+
+        If the gradient or the loss is not finite, skip the update and count the step as skipped.
+        """
+        gradients, loss = sums
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
+        norm = optax.tree.norm(gradients)
+        is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
+        optimizer = make_optimizer(self.config, self.model.config.d_model)
+
+        def update() -> tuple[optax.Params, optax.OptState]:
+            updates, opt_state = optimizer.update(
+                gradients, state.opt_state, state.params, norm=norm
+            )
+            return optax.apply_updates(state.params, updates), opt_state
+
+        params, opt_state = update_if(is_finite, update, (state.params, state.opt_state))
+        skipped = state.skipped + ~is_finite
+        in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
+        new_state = TrainState(state.step + 1, state.seed, params, opt_state, skipped, in_a_row)
+        loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
+        return new_state, StepMetrics(loss, norm, skipped, in_a_row)
 
 
 def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
@@ -91,30 +128,6 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
     # Use three separate arrays, because a step donates each array's memory.
     step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
     return TrainState(step, seed, params, opt_state, skipped, skipped_in_a_row)
-
-
-def compute_gradients(
-    model: EncoderDecoder, config: TrainConfig, state: TrainState, batch: Batch
-) -> GradientSum:
-    """Sum gradients and losses over a batch's `gradient_accumulation_steps` micro-batches."""
-    # Derive dropout masks from the seed and the step, so that a resumed run draws the same masks.
-    # Folding in 0 keeps the masks of existing runs, so they can be resumed and reproduced exactly.
-    rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
-    num_micro_batches = config.gradient_accumulation_steps
-    smoothing = config.label_smoothing
-    if config.label_smoothing_over == "other_tokens":
-        smoothing = smoothing_over_other_tokens(smoothing, model.vocab_size)
-    sum_gradients = jax.grad(partial(_sum_loss, model, smoothing), has_aux=True)
-    if num_micro_batches == 1:
-        return sum_gradients(state.params, batch, rng)
-
-    def add(total: GradientSum, inputs: tuple[Batch, Array]) -> tuple[GradientSum, None]:
-        return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
-
-    rngs = jax.random.split(rng, num_micro_batches)
-    zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
-    total, _ = jax.lax.scan(add, zeros, (split_rows(batch, num_micro_batches), rngs))
-    return total
 
 
 def _sum_loss(
@@ -152,27 +165,3 @@ def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) 
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)
     return jax.tree.map(partial(jnp.where, condition), update(), old)
-
-
-def apply_gradients(
-    optimizer: optax.GradientTransformationExtraArgs, state: TrainState, sums: GradientSum
-) -> tuple[TrainState, StepMetrics]:
-    """Update the parameters with the mean gradient per token.
-
-    If the gradient or the loss is not finite, skip the update and count the step as skipped.
-    """
-    gradients, loss = sums
-    gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
-    norm = optax.tree.norm(gradients)
-    is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
-
-    def update() -> tuple[optax.Params, optax.OptState]:
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, norm=norm)
-        return optax.apply_updates(state.params, updates), opt_state
-
-    params, opt_state = update_if(is_finite, update, (state.params, state.opt_state))
-    skipped = state.skipped + ~is_finite
-    skipped_in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
-    new_state = TrainState(state.step + 1, state.seed, params, opt_state, skipped, skipped_in_a_row)
-    loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
-    return new_state, StepMetrics(loss, norm, skipped, skipped_in_a_row)
