@@ -31,8 +31,12 @@ class FileCorpus:
     kind: ClassVar[str]
     """The prefix of `identity`."""
 
-    def __init__(self, paths: Mapping[Split, Sequence[Path]]) -> None:
+    def __init__(self, name: str, paths: Mapping[Split, Sequence[Path]]) -> None:
         """Record the files of each split and their current versions."""
+        # In the names of files and folders, escape any bytes that are not valid UTF-8, because
+        # terminals cannot show them.
+        self.name = name.encode(errors="backslashreplace").decode()
+        """A human-readable name."""
         self._paths, self._counts = dict(paths), dict[Split, int]()
         self._versions = {path: file_version(path) for x in paths.values() for path in x}
 
@@ -87,15 +91,7 @@ class TextFiles(FileCorpus):
             for split in SPLITS
             if (pair := files.get(split)) is not None
         }
-        super().__init__(paths)
-
-    @property
-    def name(self) -> str:
-        """The names of the training files, without their folders."""
-        names = " + ".join(path.name for path in self._paths["train"])
-        # In file names, escape any bytes that are not valid UTF-8, because terminals cannot show
-        # them.
-        return names.encode(errors="backslashreplace").decode()
+        super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def count(self, split: Split) -> int:
         """Check every line; return the number of pairs, or raise a DataError for a bad line."""

@@ -50,13 +50,8 @@ class TreeFiles(FileCorpus):
                     f"folder {split}, or the sections of the Penn Treebank; choose a folder with ",
                     Setting("data.folder", "FOLDER"),
                 )
-        super().__init__({split: paths for split, paths in found.items() if paths})
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
         name = f"trees in {self._folder.resolve().name}"
-        return name.encode(errors="backslashreplace").decode()
+        super().__init__(name, {split: paths for split, paths in found.items() if paths})
 
     def count(self, split: Split) -> int:
         """Check every tree; return the number of trees, or raise a DataError for a bad tree."""
