@@ -32,7 +32,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
         file = (run / NAME).open("a+", encoding="utf-8")
     with file:
         if not _lock_exclusively(file):
-            raise UsageError(f"{run} is being trained {_read_holder(run)}")
+            raise UsageError(f"{run} is being trained {_read_holder(file)}")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
         file.truncate(0)
         file.write(json.dumps(holder) + "\n")
@@ -44,7 +44,7 @@ def describe_holder(run: Path) -> str:
     """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, or "" if not."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
-            return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(run)
+            return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(file)
     except OSError:
         return ""
 
@@ -70,10 +70,10 @@ def _try_lock(file: IO[str], kind: int) -> bool:
     return False
 
 
-def _read_holder(run: Path) -> str:
+def _read_holder(file: IO[str]) -> str:
     try:
-        with (run / NAME).open(encoding="utf-8") as file:
-            holder = json.loads(file.read(MAX_LENGTH))
+        file.seek(0)
+        holder = json.loads(file.read(MAX_LENGTH))
         minutes, seconds = divmod(max(0, round(time.time() - holder["since"])), 60)
         hours, minutes = divmod(minutes, 60)
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
