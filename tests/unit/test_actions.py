@@ -2,6 +2,7 @@
 
 import dataclasses
 import signal
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,8 @@ from transformer_jax.config import TrainConfig
 from transformer_jax.distributed.processes import Vote
 from transformer_jax.training.actions import ActionSchedule, DueActions
 
-SCHEDULE = ActionSchedule(steps=11, log_every=2, checkpoint_every=4)
+CONFIG = TrainConfig(steps=11, log_every=2, checkpoint_every=4)
+SCHEDULE = ActionSchedule(CONFIG, steps_per_epoch=7)
 NO_VOTE = Vote(0, 0, False)
 
 
@@ -17,8 +19,12 @@ def due_after(step: int, vote: Vote = NO_VOTE, last_saved: int = 0) -> DueAction
     return SCHEDULE.after(step, vote, last_saved)
 
 
+def changed_schedule(**fields: Any) -> ActionSchedule:
+    return dataclasses.replace(SCHEDULE, config=dataclasses.replace(CONFIG, **fields))
+
+
 def steps_with(action: str, schedule: ActionSchedule = SCHEDULE) -> list[int]:
-    steps = range(1, schedule.steps + 1)
+    steps = range(1, schedule.config.steps + 1)
     return [step for step in steps if getattr(schedule.after(step, NO_VOTE, 0), action)]
 
 
@@ -26,7 +32,7 @@ def test_each_action_is_due_at_its_interval_and_at_the_last_step() -> None:
     assert steps_with("report") == [2, 4, 6, 8, 10, 11]
     assert steps_with("evaluate") == [4, 8, 11]
     assert steps_with("save") == [4, 8, 11]
-    assert steps_with("translate", dataclasses.replace(SCHEDULE, bleu_every=2)) == [8, 11]
+    assert steps_with("translate", changed_schedule(bleu_every=2)) == [8, 11]
     assert steps_with("interrupt") == []
 
 
@@ -38,7 +44,7 @@ def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> N
     # Step 11 is reported only because it is the last step. In a longer run, the report at step 12
     # would cover these metrics again.
     assert steps_with("keep_pending_metrics") == [11]
-    coarser = dataclasses.replace(SCHEDULE, log_every=3)
+    coarser = changed_schedule(log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
 
 
@@ -92,16 +98,12 @@ def test_divergence_is_checked_early_only_at_steps_that_do_not_depend_on_the_clo
 
 
 def test_epochs_are_converted_to_steps() -> None:
-    config = TrainConfig(checkpoint_every=2, checkpoint_unit="epoch", steps=99, patience=3)
-    assert ActionSchedule.from_config(config, steps_per_epoch=7) == ActionSchedule(
-        steps=99, log_every=config.log_every, checkpoint_every=14, bleu_every=1, patience=3
-    )
-    config = dataclasses.replace(config, checkpoint_unit="step")
-    assert ActionSchedule.from_config(config, steps_per_epoch=7).checkpoint_every == 2
+    assert changed_schedule(checkpoint_every=2, checkpoint_unit="epoch").checkpoint_every == 14
+    assert changed_schedule(checkpoint_every=2, checkpoint_unit="step").checkpoint_every == 2
 
 
 def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> None:
-    schedule = dataclasses.replace(SCHEDULE, patience=2)
+    schedule = changed_schedule(patience=2)
     scores = {4: 9.0, 8: 5.0, 12: 7.0}
     assert not schedule.is_out_of_patience(12, scores)
     # Improving on the previous checkpoint is not enough: the score must be the best so far.
@@ -112,5 +114,5 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     # Step 17 is not scheduled, so it has no new score.
     assert not schedule.is_out_of_patience(17, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(4, {})
-    without_patience = dataclasses.replace(schedule, patience=None)
+    without_patience = changed_schedule(patience=None)
     assert not without_patience.is_out_of_patience(16, scores | {16: 6.0})

@@ -43,37 +43,29 @@ class DueActions(NamedTuple):
 class ActionSchedule:
     """The steps at which a run reports, evaluates, saves, and ends."""
 
-    steps: int
-    log_every: int
-    checkpoint_every: int
-    bleu_every: int = 1
-    """In scheduled checkpoints."""
-    patience: int | None = None
-    """In scheduled checkpoints."""
+    config: TrainConfig
+    steps_per_epoch: int
 
-    @classmethod
-    def from_config(cls, config: TrainConfig, steps_per_epoch: int) -> "ActionSchedule":
-        """Return a config's schedule, with epochs converted to steps."""
-        unit = steps_per_epoch if config.checkpoint_unit == "epoch" else 1
-        checkpoint_every = config.checkpoint_every * unit
-        return cls(
-            config.steps, config.log_every, checkpoint_every, config.bleu_every, config.patience
-        )
+    @property
+    def checkpoint_every(self) -> int:
+        """The number of steps between scheduled checkpoints."""
+        unit = self.steps_per_epoch if self.config.checkpoint_unit == "epoch" else 1
+        return self.config.checkpoint_every * unit
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
         """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
         # A vote may be a few steps old. Ignore its request if a checkpoint has been saved since
         # then.
         needs_recovery = vote.needs_recovery_save and vote.step > last_saved
-        is_last = step == self.steps
-        is_report_scheduled = step % self.log_every == 0
+        is_last = step == self.config.steps
+        is_report_scheduled = step % self.config.log_every == 0
         is_scheduled = step % self.checkpoint_every == 0
         evaluate = is_scheduled or is_last
         save = evaluate or vote.signal != 0 or needs_recovery
         return DueActions(
             report=is_report_scheduled or is_last,
             evaluate=evaluate,
-            translate=is_last or step % (self.checkpoint_every * self.bleu_every) == 0,
+            translate=is_last or step % (self.checkpoint_every * self.config.bleu_every) == 0,
             save=save,
             is_scheduled=is_scheduled,
             keep_pending_metrics=save and not is_report_scheduled,
@@ -82,7 +74,8 @@ class ActionSchedule:
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
         """Return whether none of the last `patience` perplexities improved on the earlier best."""
-        if self.patience is None or step % self.checkpoint_every:
+        patience = self.config.patience
+        if patience is None or step % self.checkpoint_every:
             return False
         best = min(scores, key=scores.__getitem__, default=step)
-        return step - best >= self.patience * self.checkpoint_every
+        return step - best >= patience * self.checkpoint_every

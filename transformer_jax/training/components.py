@@ -48,7 +48,7 @@ class RunComponents:
             f"model   {layers}, {size:,} parameters",
             f"data    {pairs}, vocabulary of {self.model.vocab_size:,} tokens",
             f"batches {self.batches.summary}",
-            *filter(None, [self.batches.describe_repetition(self.schedule.steps)]),
+            *filter(None, [self.batches.describe_repetition(self.schedule.config.steps)]),
             *filter(None, [self.folder.config.describe_warmup()]),
         ]
 
@@ -66,7 +66,7 @@ def build_run_components(
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
     batches = prepared.batches(config.data, config.train.seed)
     model = build_model(config.model, **prepared.vocabulary.sizes)
-    schedule = ActionSchedule.from_config(config.train, batches.per_epoch)
+    schedule = ActionSchedule(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()
     group.barrier()
     return RunComponents(folder, group, prepared, model, batches, schedule, sharding)

@@ -93,7 +93,9 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         state, pending = checkpointer.restore()
         shutdown.check()
         restored = checkpointer.last_step
-        if restored >= schedule.steps or schedule.is_out_of_patience(restored, checkpointer.scores):
+        if restored >= config.train.steps or schedule.is_out_of_patience(
+            restored, checkpointer.scores
+        ):
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
@@ -131,15 +133,15 @@ def _run_steps(
     consensus = StepConsensus(run.group)
     with (
         CompiledStep(TrainStep(run.model, config.train), run.sharding) as train_step,
-        _make_tracer(run, after=restored + schedule.log_every) as tracer,
+        _make_tracer(run, after=restored + config.train.log_every) as tracer,
     ):
-        for step in range(restored + 1, schedule.steps + 1):
+        for step in range(restored + 1, config.train.steps + 1):
             batch = run.batches.local_batch(step - 1, run.sharding.shard)  # Counted from 0.
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
                     writer.say(train_step.compile(state, batch))
-                train_step.compile_ahead(state, run.batches.upcoming(step, schedule.steps))
+                train_step.compile_ahead(state, run.batches.upcoming(step, config.train.steps))
             for message in train_step.take_finished():
                 writer.say(message)
             state, metrics = train_step(state, batch)
@@ -173,7 +175,7 @@ def _run_steps(
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
-                count = schedule.patience
+                count = config.train.patience
                 writer.say(f"training stops: perplexity has not improved in {count} checkpoints")
                 break
 
