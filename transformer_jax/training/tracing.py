@@ -1,5 +1,6 @@
 """Profiler traces of selected steps, for TensorBoard or Perfetto."""
 
+import contextlib
 from pathlib import Path
 
 import jax
@@ -16,7 +17,7 @@ class StepTracer:
         By then, most batch shapes have been compiled.
         """
         self._folder, self._first, self._last = folder, after, after + steps
-        self._is_tracing = False
+        self._trace = contextlib.ExitStack()
 
     def after(self, step: int, state: object) -> None:
         """Start or stop the trace if necessary after this step. `state` is the step's output.
@@ -36,15 +37,11 @@ class StepTracer:
         options = jax.profiler.ProfileOptions()
         # Traces of Python calls would crowd out the device operations.
         options.python_tracer_level = 0
-        jax.profiler.start_trace(str(self._folder), profiler_options=options)
-        self._is_tracing = True
+        self._trace.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
     def _stop(self) -> None:
-        if not self._is_tracing:
-            return
-        self._is_tracing = False
         try:
-            jax.profiler.stop_trace()
+            self._trace.close()
         except (OSError, RuntimeError) as error:
             raise StorageError(f"a trace cannot be written to {self._folder}: {error}") from error
 
@@ -52,10 +49,7 @@ class StepTracer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # Write the trace even if the run ends before the last traced step.
-        try:
+        # Write the trace even if the run ends before the last traced step. If another error ends
+        # the run, report that error instead.
+        with contextlib.nullcontext() if error is None else contextlib.suppress(StorageError):
             self._stop()
-        except StorageError:
-            # If another error ends the run, report that error instead.
-            if error is None:
-                raise
