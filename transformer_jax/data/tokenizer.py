@@ -42,6 +42,7 @@ resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
 p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
+p.id_to_piece(list(range(len(p))))
 """
 # SentencePiece's model type for each unit.
 MODEL_TYPES: dict[Unit, str] = {"subwords": "bpe", "words": "word"}
