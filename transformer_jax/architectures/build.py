@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.architectures import attention_weights as weights
-from transformer_jax.architectures import decoding as incremental_decoding
+from transformer_jax.architectures import incremental
 from transformer_jax.architectures.convolutional import ConvolutionalModel
 from transformer_jax.architectures.recurrent import RecurrentModel
 from transformer_jax.config import Config, ModelConfig
@@ -19,7 +18,7 @@ from transformer_jax.model import decoding, inspect
 from transformer_jax.model.build import build_transformer, check_dtype
 from transformer_jax.model.transformer import EncoderDecoder, Params
 
-DecodingState = decoding.DecodingState | incremental_decoding.DecodingState
+DecodingState = decoding.DecodingState | incremental.DecodingState
 """The arrays that decoding carries from step to step."""
 
 
@@ -33,6 +32,7 @@ class Architecture:
     attention_weights: Callable[..., dict[str, Array]]
 
 
+INCREMENTAL = (incremental.init_decoding, incremental.decode_step, incremental.attention_weights)
 ARCHITECTURES = {
     "transformer": Architecture(
         build_transformer,
@@ -40,18 +40,8 @@ ARCHITECTURES = {
         decoding.decode_step,
         inspect.attention_weights,
     ),
-    "rnn": Architecture(
-        RecurrentModel,
-        incremental_decoding.init_decoding,
-        incremental_decoding.decode_step,
-        weights.recurrent_weights,
-    ),
-    "conv": Architecture(
-        ConvolutionalModel,
-        incremental_decoding.init_decoding,
-        incremental_decoding.decode_step,
-        weights.convolutional_weights,
-    ),
+    "rnn": Architecture(RecurrentModel, *INCREMENTAL),
+    "conv": Architecture(ConvolutionalModel, *INCREMENTAL),
 }
 
 

@@ -21,7 +21,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.model.build import choose_components
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
-from transformer_jax.model.transformer import source_mask
+from transformer_jax.model.transformer import Intermediates, source_mask
 
 HALF_VARIANCE = 0.5**0.5
 """The factor that preserves the variance when two terms with equal variance are added."""
@@ -187,3 +187,8 @@ class ConvolutionalModel(IncrementalModel):
             inputs.append(past[:, :, 1:])
             x = layer(x, past, embedded, layer_source)
         return self.output_embedding.logits(x), tuple(inputs)
+
+    def cross_weights(self, intermediates: Intermediates) -> Float[Array, "layers B 1 T S"]:
+        """Stack the weights of all decoder layers."""
+        layers = [intermediates[f"decoder_{i}"] for i in range(self.config.num_layers)]
+        return jnp.stack([layer["attention"]["weights"][0] for layer in layers])

@@ -23,6 +23,7 @@ from transformer_jax.architectures.source_attention import Source, SourceAttenti
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
+from transformer_jax.model.transformer import Intermediates
 from transformer_jax.special_tokens import PAD
 
 CellState = Array | tuple[Array, Array]
@@ -207,3 +208,9 @@ class RecurrentModel(IncrementalModel):
         """Read one token per hypothesis; return the next token's logits and the new state."""
         carry, output = self.decoder(carry, self.embedding.embed(tokens), source, train=False)
         return self.to_logits(output, train=False), carry
+
+    def cross_weights(self, intermediates: Intermediates) -> Float[Array, "1 B 1 T S"]:
+        """Return the weights of the only attention sub-layer, which all decoder layers share."""
+        # The scan stacks one array [B, 1, 1, S] for each target position.
+        weights = intermediates["decoder"]["attention"]["weights"][0]
+        return jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]
