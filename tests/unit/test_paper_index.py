@@ -40,9 +40,8 @@ def check_command(command: str) -> None:
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.key)
 def test_every_test_exists_and_every_command_parses(item: Item) -> None:
-    check_test_exists(item.test)
-    assert item.small
-    for command in filter(None, (item.small, item.full)):
+    check_test_exists(f"tests/unit/{item.test}")
+    for command in item.commands.values():
         check_command(command)
 
 
@@ -89,7 +88,7 @@ def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[
     assert main(["paper"]) == 0
     output = capsys.readouterr().out
     for item in ITEMS:
-        assert all(text in output for text in (item.name, item.title, item.small, item.full))
+        assert all(text in output for text in (item.name, item.title, *item.commands.values()))
     assert main(["paper", "equation 3"]) == 0
     output = capsys.readouterr().out
     assert "Equation 3: The learning rate" in output
