@@ -5,14 +5,13 @@ from pathlib import Path
 
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.interop.expressible import check_marian
-from transformer_jax.interop.marian_parameters import Orders, to_marian
+from transformer_jax.interop.expressible import check_exportable
+from transformer_jax.interop.marian_parameters import to_marian
 from transformer_jax.interop.marian_settings import (
     generation_settings,
     model_settings,
     write_tokenizers,
 )
-from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import write_arrays
 from transformer_jax.runs.run_directory import new_folder
 
@@ -29,8 +28,7 @@ def export_marian(run: Run, path: Path) -> None:
             model.
         StorageError: the folder cannot be written.
     """
-    check_marian(run.config)
-    require_library("safetensors")
+    check_exportable(run.config, "marian")
     config, vocabulary = run.config.model, run.vocabulary
     table = vocabulary.target.table
     num_positions = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
@@ -48,7 +46,7 @@ def export_marian(run: Run, path: Path) -> None:
     if not vocabulary.is_shared:
         documents["target_vocab.json"] = _token_ids(vocabulary.target)
     with new_folder(path) as folder:
-        arrays = to_marian(config, run.params, Orders.of(vocabulary))
+        arrays = to_marian(config, run.params, vocabulary)
         write_arrays(folder / "model.safetensors", arrays, {"format": "pt"})
         for name, content in documents.items():
             text = json.dumps(content, indent=2, ensure_ascii=False)

@@ -23,7 +23,6 @@ from transformer_jax.interop.marian_parameters import (
     POSITIONS,
     SHARED,
     TABLES,
-    Orders,
     channel_order,
     from_marian,
     has_attention_bias,
@@ -82,7 +81,7 @@ def read_marian(path: Path) -> Run:
             "output_bias": config.model.decoder_start == "padding" or bool(np.any(arrays[BIAS])),
         },
     )
-    params = from_marian(config.model, arrays, Orders.of(vocabulary))
+    params = from_marian(config.model, arrays, vocabulary)
     params = jax.tree.map(jnp.asarray, params)
     folder = RunDirectory(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
     return Run(folder, params, (0,))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.interop.parameters import Arrays, Shapes, flatten_params, unflatten_params
 from transformer_jax.model.transformer import Params
 
@@ -36,27 +36,6 @@ NORMS = {
     "after_feed_forward": "final_layer_norm",
 }
 
-Order = Int[np.ndarray, " N"]
-"""Marian's ID for each token, in the order of this package's IDs."""
-
-
-class Orders(NamedTuple):
-    """The order of the source tokens and the order of the target tokens.
-
-    An order is None if Marian and this package use the same IDs.
-    """
-
-    source: Order | None = None
-    target: Order | None = None
-
-    @classmethod
-    def of(cls, vocabulary: Vocabulary) -> "Orders":
-        """Return the source order and the target order for a vocabulary."""
-        return cls(_order(vocabulary.source), _order(vocabulary.target))
-
-
-SAME_IDS = Orders()
-
 
 class Module(NamedTuple):
     """A module that exists in both programs."""
@@ -69,32 +48,31 @@ class Module(NamedTuple):
     weight and the only axis of the bias."""
 
 
-def to_marian(config: ModelConfig, params: Params, orders: Orders = SAME_IDS) -> Arrays:
+def to_marian(config: ModelConfig, params: Params, vocabulary: Vocabulary | None = None) -> Arrays:
     """Convert parameters or their gradients to Marian's names, channel order, and token order.
 
-    Biases that are missing from the model become zeros.
+    Biases that are missing from the model become zeros. By default, the token order is the same.
     """
     params = flatten_params(params)
     channels = channel_order(config.d_model)
     arrays = {}
     for name, marian_name in table_names(params).items():
-        table, order = params[name], orders[0 if name.startswith("source") else 1]
-        rows = slice(None) if order is None else np.argsort(order)
-        arrays[marian_name] = np.ascontiguousarray(table[rows][:, channels])
+        table = params[name]
+        arrays[marian_name] = np.empty(table.shape, table.dtype)
+        arrays[marian_name][_marian_ids(vocabulary, name)] = table[:, channels]
     table = params["embedding.table"]
-    bias = params.get("output_bias", np.zeros(len(table), table.dtype))
-    rows = slice(None) if orders.target is None else np.argsort(orders.target)
-    arrays[BIAS] = np.ascontiguousarray(bias[rows][None])
+    arrays[BIAS] = np.zeros((1, len(table)), table.dtype)
+    if "output_bias" in params:
+        arrays[BIAS][0, _marian_ids(vocabulary, "output_bias")] = params["output_bias"]
     for module in _modules(config):
         if "norm" in module.marian_name:
-            arrays[f"{module.marian_name}.weight"] = params[f"{module.name}.scale"][channels]
-            arrays[f"{module.marian_name}.bias"] = params[f"{module.name}.bias"][channels]
-            continue
-        # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis can be
-        # split into heads.
-        kernel = params[f"{module.name}.kernel"]
-        inputs = kernel.shape[0] if module.reads_channels else -1
-        weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
+            weight = params[f"{module.name}.scale"]
+        else:
+            # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis can
+            # be split into heads.
+            kernel = params[f"{module.name}.kernel"]
+            inputs = kernel.shape[0] if module.reads_channels else -1
+            weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
         bias = params.get(f"{module.name}.bias", np.zeros(len(weight), weight.dtype)).reshape(-1)
         if module.reads_channels:
             weight = weight[:, channels]
@@ -120,33 +98,30 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
     return marian_shapes
 
 
-def from_marian(config: ModelConfig, arrays: Arrays, orders: Orders = SAME_IDS) -> Params:
+def from_marian(config: ModelConfig, arrays: Arrays, vocabulary: Vocabulary) -> Params:
     """Invert `to_marian`: return the parameters that it converted to `arrays`.
 
     Attention biases and logit biases are omitted unless the config enables them.
     """
     channels = np.argsort(channel_order(config.d_model))
-    params = {}
-    for name, marian_name in (TABLES if SHARED not in arrays else {}).items():
-        if marian_name in arrays:
-            params[name] = arrays[marian_name]
-    params = params or {"embedding.table": arrays[SHARED]}
-    for name, table in params.items():
-        order = orders[0 if name.startswith("source") else 1]
-        params[name] = table[slice(None) if order is None else order][:, channels]
+    names = {"embedding.table": SHARED} if SHARED in arrays else TABLES
+    params = {
+        name: arrays[marian_name][_marian_ids(vocabulary, name)][:, channels]
+        for name, marian_name in names.items()
+        if marian_name in arrays
+    }
     if config.output_bias:
-        order = orders.target
-        params["output_bias"] = arrays[BIAS][0][slice(None) if order is None else order]
+        params["output_bias"] = arrays[BIAS][0][_marian_ids(vocabulary, "output_bias")]
     for module in _modules(config):
         weight, bias = arrays[f"{module.marian_name}.weight"], arrays[f"{module.marian_name}.bias"]
-        if "norm" in module.marian_name:
-            params[f"{module.name}.scale"] = weight[channels]
-            params[f"{module.name}.bias"] = bias[channels]
-            continue
         if module.reads_channels:
             weight = weight[:, channels]
         else:
             weight, bias = weight[channels], bias[channels]
+        if "norm" in module.marian_name:
+            params[f"{module.name}.scale"] = weight
+            params[f"{module.name}.bias"] = bias
+            continue
         kernel, is_attention = np.ascontiguousarray(weight.T), "_attention" in module.name
         if is_attention and not module.reads_channels:
             kernel = kernel.reshape(config.num_heads, config.d_v, -1)
@@ -181,8 +156,12 @@ def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 
-def _order(tokenizer: Tokenizer) -> Order | None:
-    return None if tokenizer.table is None else np.array(tokenizer.table.order)
+def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N"] | slice:
+    """Return Marian's ID for each row of a parameter, or a slice if all IDs are the same here."""
+    if vocabulary is None:
+        return slice(None)
+    tokenizer = vocabulary.source if name.startswith("source") else vocabulary.target
+    return slice(None) if tokenizer.table is None else np.array(tokenizer.table.order)
 
 
 def _modules(config: ModelConfig) -> Iterator[Module]:

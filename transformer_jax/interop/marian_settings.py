@@ -116,15 +116,11 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
     for field, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
         found = tokens.index(token) if token in tokens else "no ID"
         if settings.get(field) != found or isinstance(settings.get(field), bool):
-            raise UsageError(
-                f"{path / 'config.json'} has {field} {str(settings.get(field))[:50]}, but the "
-                f"vocabulary has {found} for {token}"
-            )
-    if settings.get("forced_eos_token_id", end) not in (end, None):
-        raise UsageError(
-            f"{path / 'config.json'} has forced_eos_token_id "
-            f"{str(settings['forced_eos_token_id'])[:50]}, but the model here requires {end}"
-        )
+            rule = f"the vocabulary has {found} for {token}"
+            raise _unsupported(path / "config.json", field, settings.get(field), rule)
+    if (forced := settings.get("forced_eos_token_id")) not in (end, None):
+        rule = f"the model here requires {end}"
+        raise _unsupported(path / "config.json", "forced_eos_token_id", forced, rule)
     if not isinstance(start, int):
         raise StorageError(f"{path / 'config.json'} is invalid: decoder_start_token_id is missing")
     unknown = tokens.index("<unk>") if "<unk>" in tokens else -1
@@ -154,11 +150,9 @@ def read_config(
     """
     _check_expressible(path, settings)
     for name, neutral in NEUTRAL_GENERATION.items():
-        if generation.get(name, neutral) not in (neutral, None):
-            raise UsageError(
-                f"{path / 'generation_config.json'} has {name} {str(generation[name])[:50]}, but "
-                f"search here supports only {neutral}"
-            )
+        if (value := generation.get(name)) not in (neutral, None):
+            rule = f"search here supports only {neutral}"
+            raise _unsupported(path / "generation_config.json", name, value, rule)
     decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)
     try:
@@ -224,16 +218,16 @@ def _check_expressible(path: Path, settings: JsonObject) -> None:
     for field, (expected, default) in required.items():
         value = settings.get(field, default)
         if value != expected or type(value) is not type(expected):
-            raise UsageError(
-                f"{path / 'config.json'} has {field} {str(value)[:50]}, but the model here "
-                f"requires {expected}"
-            )
+            rule = f"the model here requires {expected}"
+            raise _unsupported(path / "config.json", field, value, rule)
     activation = settings.get("activation_function", "gelu")
     if activation not in list(ACTIVATIONS):
-        raise UsageError(
-            f"{path / 'config.json'} has activation_function {str(activation)[:50]}, but the "
-            f"model here requires {', '.join(ACTIVATIONS)}"
-        )
+        rule = f"the model here requires {', '.join(ACTIVATIONS)}"
+        raise _unsupported(path / "config.json", "activation_function", activation, rule)
+
+
+def _unsupported(file: Path, field: str, value: object, rule: str) -> UsageError:
+    return UsageError(f"{file} has {field} {str(value)[:50]}, but {rule}")
 
 
 def _tie_embeddings(settings: JsonObject, vocabulary: Vocabulary) -> str:
