@@ -6,6 +6,7 @@ The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the 
 Shapes: P positions, D d_model.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,6 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.marian_settings import write_tokenizers
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.interop.parameters import to_linear
 from transformer_jax.model import inspect
 from transformer_jax.model.transformer import Params
 from transformer_jax.runs.run_directory import new_folder
@@ -82,7 +82,9 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
     # Copy the arrays, because quantization changes them in place.
     encoder.embeddings[0].weight = source["table"].copy()
     decoder.embeddings.weight = target["table"].copy()
-    _set_linear(decoder.projection, output["table"].copy(), params.get("output_bias"))
+    decoder.projection.weight = output["table"].copy()
+    if "output_bias" in params:
+        decoder.projection.bias = params["output_bias"]
     spec = specs.TransformerSpec(encoder, decoder)
     spec.register_source_vocabulary(vocabulary.source.pieces)
     spec.register_target_vocabulary(vocabulary.target.pieces)
@@ -120,33 +122,31 @@ def _set_layer(layer: Specification, params: Params, config: ModelConfig) -> Non
     _set_attention(layer.self_attention, params, "self_attention", config)
     if "cross_attention" in params:
         _set_attention(layer.attention, params, "cross_attention", config)
-    _set_linear(layer.ffn.linear_0, *to_linear(params["feed_forward"]["inner"]))
-    _set_linear(layer.ffn.linear_1, *to_linear(params["feed_forward"]["outer"]))
+    _set_linear(layer.ffn.linear_0, params["feed_forward"]["inner"])
+    _set_linear(layer.ffn.linear_1, params["feed_forward"]["outer"])
     _set_norm(layer.ffn.layer_norm, params["after_feed_forward"]["norm"])
 
 
 def _set_attention(spec: Specification, params: Params, name: str, config: ModelConfig) -> None:
-    """Set the weights of an attention sub-layer.
-
-    CTranslate2 concatenates projections that share an input.
-    """
-    projections = [to_linear(params[name][role]) for role in ("query", "key", "value")]
-    num_separate = len(spec.linear) - 2
-    groups = [[p] for p in projections[:num_separate]] + [projections[num_separate:]]
+    """Set the weights of an attention sub-layer."""
+    query, key, value, output = (params[name][x] for x in ("query", "key", "value", "output"))
+    # CTranslate2 concatenates projections that share an input.
+    groups = [(query, key, value)] if name == "self_attention" else [(query,), (key, value)]
     for linear, group in zip(spec.linear, groups, strict=False):
-        biases = [projection.bias for projection in group if projection.bias is not None]
-        weight = np.concatenate([projection.weight for projection in group])
-        _set_linear(linear, weight, np.concatenate(biases) if biases else None)
-    _set_linear(spec.linear[-1], *to_linear(params[name]["output"], num_input_axes=2))
+        _set_linear(linear, *group)
+    _set_linear(spec.linear[-1], output, num_input_axes=2)
     _set_norm(spec.layer_norm, params[f"after_{name}"]["norm"])
     if config.attention_score == "dot_product":
         spec.queries_scale = np.float32(1)
 
 
-def _set_linear(spec: Specification, weight: np.ndarray, bias: np.ndarray | None) -> None:
-    spec.weight = weight
-    if bias is not None:
-        spec.bias = bias
+def _set_linear(spec: Specification, *modules: Params, num_input_axes: int = 1) -> None:
+    """Concatenate the outputs of `Dense` modules with kernels [in, out] and biases [out]."""
+    kernels = [module["kernel"] for module in modules]
+    matrices = [x.reshape(math.prod(x.shape[:num_input_axes]), -1).T for x in kernels]
+    spec.weight = np.ascontiguousarray(np.concatenate(matrices))
+    if "bias" in modules[0]:
+        spec.bias = np.concatenate([module["bias"].reshape(-1) for module in modules])
 
 
 def _set_norm(spec: Specification, params: Params) -> None:

@@ -1,8 +1,4 @@
-"""Parameters as arrays with flat names, such as `encoder_0.self_attention.query.kernel`.
-
-Shapes: `in` and `out` each represent one or more axes of a `Dense` module, and I and O are their
-sizes.
-"""
+"""Parameters as arrays with flat names, such as `encoder_0.self_attention.query.kernel`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jaxtyping import Float
 
 from transformer_jax.errors import StorageError
 from transformer_jax.interop.optional import import_optional
@@ -23,13 +18,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shapes, keyed by flat name."""
 Metadata = Mapping[str, str]
 """The metadata of a safetensors file."""
-
-
-class Linear(NamedTuple):
-    """The parameters of a `Dense` module, in the layout of other libraries."""
-
-    weight: Float[np.ndarray, "O I"]
-    bias: Float[np.ndarray, " O"] | None
 
 
 def flatten_params(params: Params) -> Arrays:
@@ -118,11 +106,3 @@ def check_arrays(
             raise StorageError(
                 f"{source} has the shape {found_shape} for {name}, but its config requires {shape}"
             )
-
-
-def to_linear(dense: Params, num_input_axes: int = 1) -> Linear:
-    """Return the parameters of a `Dense` module with a kernel [in, out] and a bias [out]."""
-    kernel = np.asarray(dense["kernel"])
-    inputs = int(np.prod(kernel.shape[:num_input_axes]))
-    weight = np.ascontiguousarray(kernel.reshape(inputs, -1).T)
-    return Linear(weight, np.asarray(dense["bias"]).reshape(-1) if "bias" in dense else None)
