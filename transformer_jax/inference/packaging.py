@@ -10,12 +10,11 @@ The folder contains:
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 
-from transformer_jax.config import DataConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.model_card import (
     StoredScores,
@@ -81,21 +80,27 @@ def package_run(
         (folder.path / "README.md").write_text(card, "utf-8")
         checksums.write(folder.path)
 
+    return create_package(run, path, fill, dtype, versions)
+
+
+def create_package(
+    run: Run,
+    path: Path,
+    fill: Callable[[RunDirectory], None],
+    dtype: Dtype = "float32",
+    versions: Mapping[str, str] | None = None,
+) -> RunDirectory:
+    """Call `RunDirectory.create` for a run's package; reduce absolute paths of text to names."""
+    fields: dict[str, tuple[str, ...] | None] = {"folder": None}
+    for split in ("train", "dev", "test"):
+        if names := getattr(run.config.data, split):
+            fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)
     return RunDirectory.create(
         path,
-        run.config.change(data=without_folders(run.config.data)),
+        run.config.change(data=fields),
         run.vocabulary,
         run.folder.fingerprint,
         fill,
         package=Package(run.steps, dtype),
         versions=run.folder.software_versions if versions is None else versions,
     )
-
-
-def without_folders(data: DataConfig) -> dict[str, tuple[str, ...] | None]:
-    """Return the config fields that name files, with absolute paths reduced to file names."""
-    fields: dict[str, tuple[str, ...] | None] = {"folder": None}
-    for split in ("train", "dev", "test"):
-        if names := getattr(data, split):
-            fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)
-    return fields

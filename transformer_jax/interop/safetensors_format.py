@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.inference.packaging import without_folders
+from transformer_jax.inference.packaging import create_package
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import (
@@ -24,7 +24,7 @@ from transformer_jax.interop.parameters import (
     write_arrays,
 )
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
-from transformer_jax.runs.run_directory import Package, RunDirectory
+from transformer_jax.runs.run_directory import RunDirectory
 
 WEIGHTS = "model.safetensors"
 
@@ -42,15 +42,7 @@ def export_safetensors(run: Run, path: Path) -> None:
         metadata = {"sha256": digest_params(run.params)}
         write_arrays(folder.path / WEIGHTS, flatten_params(run.params), metadata)
 
-    RunDirectory.create(
-        path,
-        run.config.change(data=without_folders(run.config.data)),
-        run.vocabulary,
-        run.folder.fingerprint,
-        fill,
-        package=Package(run.steps, "float32"),
-        versions=run.folder.software_versions,
-    )
+    create_package(run, path, fill)
 
 
 def read_safetensors(path: Path) -> Run:
