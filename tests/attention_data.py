@@ -35,7 +35,7 @@ def make_maps(
 
     source, read, predicted = name("s", keys), name("r", queries), name("p", queries)
     return {
-        "encoder": AttentionMap("encoder", draw(keys, keys), source, source, "source", "source"),
-        "decoder": AttentionMap("decoder", draw(queries, queries), read, read, "input", "input"),
-        "cross": AttentionMap("cross", draw(queries, keys), predicted, source, "output", "source"),
+        "encoder": AttentionMap("encoder", draw(keys, keys), source, "source", source, "source"),
+        "decoder": AttentionMap("decoder", draw(queries, queries), read, "input", read, "input"),
+        "cross": AttentionMap("cross", draw(queries, keys), predicted, "output", source, "source"),
     }

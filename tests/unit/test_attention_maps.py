@@ -17,7 +17,7 @@ def test_unprintable_characters_become_escape_sequences() -> None:
 def test_each_axis_needs_a_token_for_each_position() -> None:
     weights = np.zeros((1, 1, 2, 3), np.float32)
     with pytest.raises(ValueError, match="weights of 3 queries and 2 keys expected, got"):
-        AttentionMap("", weights, ("a", "b", "c"), ("a", "b"), "", "")
+        AttentionMap("", weights, ("a", "b", "c"), "", ("a", "b"), "")
 
 
 def test_a_kind_without_weights_is_an_error() -> None:

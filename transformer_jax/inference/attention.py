@@ -69,22 +69,13 @@ class Attention:
     @functools.cached_property
     def maps(self) -> dict[str, AttentionMap]:
         """The weights for each kind of attention, with tokens and labels for both axes."""
-        source, inputs = self.source_tokens, self.decoder_input_tokens
-        encoder, decoder = ("encoder self-attention", "decoder self-attention")
-        predicted, read = ("predicted token", "decoder input token")
+        source = (self.source_tokens, "source token")
+        read = (self.decoder_input_tokens, "decoder input token")
+        predicted = (self.target_tokens, "predicted token")
         maps = {
-            "encoder": AttentionMap(
-                encoder, self.encoder, source, source, "source token", "source token"
-            ),
-            "decoder": AttentionMap(decoder, self.decoder, inputs, inputs, read, read),
-            "cross": AttentionMap(
-                "cross-attention",
-                self.cross,
-                self.target_tokens,
-                source,
-                predicted,
-                "source token",
-            ),
+            "encoder": AttentionMap("encoder self-attention", self.encoder, *source, *source),
+            "decoder": AttentionMap("decoder self-attention", self.decoder, *read, *read),
+            "cross": AttentionMap("cross-attention", self.cross, *predicted, *source),
         }
         return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
 

@@ -23,10 +23,10 @@ class AttentionMap:
     weights: Float[np.ndarray, "layer head Q K"]
     queries: tuple[str, ...]
     """The token at each query position."""
-    keys: tuple[str, ...]
-    """The token at each key position."""
     query_label: str
     """A description of the query tokens, for example "predicted token"."""
+    keys: tuple[str, ...]
+    """The token at each key position."""
     key_label: str
     """A description of the key tokens, for example "source token"."""
 
