@@ -97,7 +97,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
             f"the {split} set of {run.folder.path} has {len(losses)} sentences, which is not "
             f"enough for a mean"
         )
-    return draw_losses([loss_by_position(split, losses)], [loss_by_length(split, losses)])
+    return draw_losses(loss_by_position(split, losses), loss_by_length(split, losses))
 
 
 def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:

@@ -15,12 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from transformer_jax.visualization.style import (
-    GRID,
-    Picture,
-    add_legend,
-    line_style,
-)
+from transformer_jax.visualization.style import GRID, Picture, add_legend, line_style
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
@@ -119,17 +114,15 @@ def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_losses(by_position: Sequence[Curve], by_length: Sequence[Curve]) -> Picture:
-    """Plot curves of the loss in nats per token by position and by sentence length."""
+def draw_losses(by_position: Curve, by_length: Curve) -> Picture:
+    """Plot the loss in nats per token by position and by sentence length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     titles = ("Loss by position", "Loss by sentence length")
     labels = ("position in the target, in tokens", "length of the target, in tokens")
     panels = zip(figure.subplots(1, 2), (by_position, by_length), titles, labels, strict=True)
-    for axes, curves, title, label in panels:
-        lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
+    for axes, curve, title, label in panels:
+        draw_curve(axes, curve, 0)
         axes.set(title=title, xlabel=label, ylabel="loss in nats per token")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(**GRID)
-        if len(curves) > 1:
-            add_legend(axes, lines)
     return Picture(figure)
