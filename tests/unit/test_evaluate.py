@@ -246,7 +246,7 @@ def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: 
     assert {key: evaluation.result[key] for key in singles[1]} == singles[1]
     assert of_mean.per_checkpoint[1] == evaluation
     tokens = prepare(run.config.data, run.vocabulary).tokens("dev")
-    params = read_params(run.folder, run.model, [4])
+    params = read_params(run.folder, [4])
     assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, *tokens))
     assert len({of_mean.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
 

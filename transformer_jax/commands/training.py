@@ -209,12 +209,10 @@ class Reproduce(PathCommand):
 
 def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
     """Print the digests of the checkpoints that both runs have, and check that they match."""
-    from transformer_jax.architectures.build import build_model
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.inspect import digest_params
     from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
-    model = build_model(original.config.model, **original.vocabulary.sizes)
     with (
         CheckpointManager(original.checkpoints, original.identity) as old,
         CheckpointManager(copy.checkpoints, copy.identity) as new,
@@ -227,7 +225,7 @@ def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
             )
         differing: list[int] = []
         for step in steps:
-            digests = {digest_params(read_params(r, model, [step])): r for r in (original, copy)}
+            digests = {digest_params(read_params(r, [step])): r for r in (original, copy)}
             stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
             differing += [step] if len(digests) > 1 else []
         if not differing:

@@ -193,7 +193,7 @@ def evaluate(
         return evaluation
     singles: list[Evaluation] = []
     for step in run.steps:
-        one = Run(run.folder, read_params(run.folder, run.model, [step]), (step,))
+        one = Run(run.folder, read_params(run.folder, [step]), (step,))
         singles.append(evaluate_one(one, f" at step {step}"))
     evaluation.result["per_checkpoint"] = [
         {

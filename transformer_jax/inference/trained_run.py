@@ -181,12 +181,11 @@ def load(
     folder = RunDirectory.open(Path(path))
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
-    model = build_model(folder.config.model, **folder.vocabulary.sizes)
 
     def read() -> Run:
         with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
             steps = _select_steps(checkpoints, average_checkpoints, folder, step)
-            params = average_params(checkpoints, steps, _restore_target(model))
+            params = average_params(checkpoints, steps, _restore_target(folder))
             return Run(folder, params, tuple(steps))
 
     before = set(folder.checkpoints.glob("*"))
@@ -224,8 +223,7 @@ def _load_package(
     if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
         mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
         raise UsageError(f"{folder.path} is a package: its only parameters are {mean}")
-    model = build_model(folder.config.model, **folder.vocabulary.sizes)
-    stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(model))
+    stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(folder))
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         params = checkpoints.restore(steps[-1], {"params": stored})["params"]
     return Run(folder, jax.tree.map(lambda x: x.astype(jnp.float32), params), steps)
@@ -244,9 +242,8 @@ def load_averages(
     """
     if not counts:
         return
-    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-        means = average_last_params(checkpoints, steps, _restore_target(model), counts)
+        means = average_last_params(checkpoints, steps, _restore_target(folder), counts)
         try:
             for count, params in zip(sorted(counts), means, strict=True):
                 yield Run(folder, params, tuple(steps[-count:]))
@@ -260,16 +257,17 @@ def load_averages(
             ) from error
 
 
-def read_params(folder: RunDirectory, model: EncoderDecoder, steps: Sequence[int]) -> Params:
+def read_params(folder: RunDirectory, steps: Sequence[int]) -> Params:
     """Return the mean parameters of these checkpoints, on JAX's default device.
 
     Raises:
         StorageError: a checkpoint is damaged or cannot be read.
     """
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
-        return average_params(checkpoints, steps, _restore_target(model))
+        return average_params(checkpoints, steps, _restore_target(folder))
 
 
-def _restore_target(model: EncoderDecoder) -> PyTree:
+def _restore_target(folder: RunDirectory) -> PyTree:
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return on_device(abstract_params(model), device)
