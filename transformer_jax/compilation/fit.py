@@ -1,5 +1,6 @@
 """Find a batch size, a number of devices, or settings that make a training step fit in memory."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,6 @@ MAX_BATCH_TOKENS = 1 << 26
 Compiler = Callable[[Config, Bucket], StepProgram]
 """A function that compiles a step for a target's devices."""
 
-Changes = dict[str, object]
-"""New values of config fields, keyed by name."""
-
 
 @dataclass(frozen=True)
 class Cure:
@@ -43,18 +41,18 @@ def find_cures(
     `program` is the program that does not fit. This function compiles the step with each suggested
     fix before returning the fix.
     """
-    candidates: list[list[Changes]] = []
+    candidates: list[list[tuple[Setting, ...]]] = []
     if uses(config.model, "remat") and not config.model.remat:
-        candidates.append([{"model.remat": True}])
+        candidates.append([(Setting("model.remat", True),)])
     counts = _micro_batches(config, program, num_devices)
-    candidates.append([{"train.gradient_accumulation_steps": count} for count in counts])
+    candidates.append([(Setting("train.gradient_accumulation_steps", count),) for count in counts])
     if num_devices > 1 and config.train.parallelism != "fsdp":
-        candidates.append([{"train.parallelism": "fsdp"}])
+        candidates.append([(Setting("train.parallelism", "fsdp"),)])
     cures = [cure for x in candidates if (cure := _first_fit(config, bucket, x, compiler))]
     # If no single option is enough, combine the last (strongest) value of each option.
     strongest = [options[-1] for options in candidates if options]
     if not cures and len(strongest) > 1:
-        combined = {key: value for option in strongest for key, value in option.items()}
+        combined = tuple(itertools.chain.from_iterable(strongest))
         cures = [cure for cure in [_first_fit(config, bucket, [combined], compiler)] if cure]
     return cures
 
@@ -104,17 +102,17 @@ def count_devices(
 
 
 def _first_fit(
-    config: Config, bucket: Bucket, options: Sequence[Changes], compiler: Compiler
+    config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
 ) -> Cure | None:
     """Return the first option that fits."""
-    for option in options:
-        sections: dict[str, Changes] = {}
-        for name, value in option.items():
-            section, field = name.split(".")
-            sections.setdefault(section, {})[field] = value
+    for settings in options:
+        sections: dict[str, dict[str, object]] = {}
+        for setting in settings:
+            section, field = setting.name.split(".")
+            sections.setdefault(section, {})[field] = setting.value
         program = compiler(config.change(**sections), bucket)
         if program.fits:
-            return Cure(tuple(Setting(name, value) for name, value in option.items()), program)
+            return Cure(settings, program)
     return None
 
 
