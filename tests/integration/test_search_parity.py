@@ -8,11 +8,11 @@ from opus_mt import SOURCES, write_opus_mt
 from small import SMALL
 from training_runs import train
 
+from experiments.search_comparison import compare_searches
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
 from transformer_jax.interop.marian_format import export_marian
 from transformer_jax.interop.marian_import import read_marian
-from transformer_jax.interop.search_comparison import compare_searches
 from transformer_jax.interop.verify import (
     CTranslate2System,
     MarianSystem,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from untrained import write_untrained_run
 
+from experiments.search_comparison import compare_searches
 from transformer_jax.inference.trained_run import load
-from transformer_jax.interop.search_comparison import compare_searches
 from transformer_jax.interop.verify import Translation, find_translations, sample_lines
 
 
