@@ -56,16 +56,15 @@ def describe_architecture(config: ModelConfig) -> list[Column]:
     encoder, decoder = (_sub_layers(paths, f"{stack}_0") for stack in ("encoder", "decoder"))
     first = ["Embedding", "+ Positional Encoding"]
     times, decoder_times = (f"{count} x" for count in config.layers_per_stack)
-    labels = {
-        stack: [SUB_LAYERS.get(name, name) for name in names]
-        for stack, names in (("encoder", encoder), ("decoder", decoder))
-    }
-    labels["decoder"][decoder.index("self_attention")] = "Masked Multi-Head Attention"
+    encoder_labels, decoder_labels = (
+        [SUB_LAYERS.get(name, name) for name in names] for names in (encoder, decoder)
+    )
+    decoder_labels[decoder.index("self_attention")] = "Masked Multi-Head Attention"
     return [
-        Column("Inputs", [*first, *labels["encoder"]], "", range(2, 2 + len(encoder)), times),
+        Column("Inputs", [*first, *encoder_labels], "", range(2, 2 + len(encoder)), times),
         Column(
             "Outputs (shifted right)",
-            [*first, *labels["decoder"], "Linear", "Softmax"],
+            [*first, *decoder_labels, "Linear", "Softmax"],
             "Output Probabilities",
             range(2, 2 + len(decoder)),
             decoder_times,

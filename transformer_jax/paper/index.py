@@ -55,7 +55,7 @@ MAKING = (
 )
 LAW = "'The Law will never be perfect , but its application should be just .'"
 
-EQUATIONS = (
+ITEMS = (
     Item(
         "Equation 1",
         "Scaled dot-product attention",
@@ -73,9 +73,6 @@ EQUATIONS = (
         "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
         "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
     ),
-)
-
-FIGURES = (
     Item(
         "Figure 1",
         "The architecture, drawn from the sub-layers of the model",
@@ -109,9 +106,6 @@ FIGURES = (
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --out figure5.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --out figure5.svg",
     ),
-)
-
-TABLES = (
     Item(
         "Table 1",
         "Complexity, sequential operations, and path length of each layer type",
@@ -140,9 +134,6 @@ TABLES = (
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
     ),
-)
-
-SECTIONS = (
     Item(
         "Section 1",
         "Attention versus recurrence at equal size (needs Multi30k; see docs/recurrence.md)",
@@ -235,8 +226,6 @@ SECTIONS = (
         "transformer-jax sweep positions",
     ),
 )
-
-ITEMS = (*EQUATIONS, *FIGURES, *TABLES, *SECTIONS)
 
 
 def to_markdown() -> str:
