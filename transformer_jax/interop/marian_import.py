@@ -5,6 +5,7 @@ special files, and oversized files, and it checks all names and shapes before it
 also rejects models that this package cannot express.
 """
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -143,12 +144,9 @@ def _make_tokenizer(
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_package_ids(table) and not needs_table:
-        try:
+        # The model's special tokens may differ from this package's.
+        with contextlib.suppress(DataError):
             tokenizer = Tokenizer(model)
-        except DataError:
-            # The model's special tokens differ from this package's.
-            pass
-        else:
             if tokenizer.pieces == tokens:
                 return tokenizer
     return TableTokenizer(model, table, str(path / name))
@@ -180,21 +178,20 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, parameter_shapes(abstract_params(model)))
-    optional: dict[str, tuple[int, ...]] = {}
-    for name in POSITIONS:
-        optional[name] = (config.max_length, config.d_model)
+    positions = dict.fromkeys(POSITIONS, (config.max_length, config.d_model))
+    optional: dict[str, tuple[int, ...]] = {**positions}
     if SHARED in shapes:
         optional |= dict.fromkeys(TABLES.values(), shapes[SHARED])
     elif TABLES["output_embedding.table"] not in shapes:
         optional[TABLES["output_embedding.table"]] = shapes[TABLES["embedding.table"]]
-    weights = path / "model.safetensors"
+    weights, torch_weights = path / "model.safetensors", path / "pytorch_model.bin"
+    is_torch = not weights.exists() and torch_weights.exists()
+    weights = torch_weights if is_torch else weights
     max_bytes = 4 * sum(map(math.prod, [*shapes.values(), *optional.values()])) + MAX_HEADER
-    if not weights.exists() and (path / "pytorch_model.bin").exists():
-        weights = path / "pytorch_model.bin"
-        _check_size(weights, max_bytes)
+    _check_size(weights, max_bytes)
+    if is_torch:
         arrays = read_torch_arrays(weights, shapes, optional, max_bytes)
     else:
-        _check_size(weights, max_bytes)
         arrays, _ = read_arrays(weights, shapes, optional, types=("F32", "F16"))
     arrays = {name: array.astype(np.float32, copy=False) for name, array in arrays.items()}
     for name, array in arrays.items():
