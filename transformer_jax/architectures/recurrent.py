@@ -130,13 +130,10 @@ class RecurrentModel(IncrementalModel):
 
     def setup(self) -> None:
         super().setup()
-        c = self.config
-
-        def one_direction() -> nn.RNN:
-            return nn.RNN(make_cell(c, c.d_model // 2))
-
+        c, width = self.config, self.config.d_model // 2
         self.encoder = [
-            nn.Bidirectional(one_direction(), one_direction()) for _ in range(c.num_layers)
+            nn.Bidirectional(nn.RNN(make_cell(c, width)), nn.RNN(make_cell(c, width)))
+            for _ in range(c.num_layers)
         ]
         self.decoder = (DecoderCell if c.attention_score == "none" else AttentionCell)(c)
         self.dropout = Dropout(c.dropout)

@@ -1,5 +1,6 @@
 """A config's batch shapes, either assumed or taken from its prepared text."""
 
+import itertools
 from typing import NamedTuple
 
 from transformer_jax.config import Config, ModelConfig
@@ -26,11 +27,8 @@ def assume_shapes(config: Config) -> Shapes:
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """
     data = config.data
-    widths = [data.max_length]
-    width = MIN_WIDTH
-    while width < data.max_length:
-        widths.insert(-1, width)
-        width *= 2
+    powers = (MIN_WIDTH << i for i in itertools.count())
+    widths = [*itertools.takewhile(lambda width: width < data.max_length, powers), data.max_length]
     buckets = [Bucket(max_rows(data.batch_tokens, width), width, width, 0) for width in widths]
     return Shapes(config, buckets, "assumed shapes and vocabulary size")
 
