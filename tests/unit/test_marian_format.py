@@ -288,6 +288,15 @@ def test_what_marian_cannot_express_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_a_decoder_that_starts_with_padding_does_so_in_the_folder(tmp_path: Path) -> None:
+    config = SMALL.change(model={"decoder_start": "padding"})
+    run = load(write_untrained_run(tmp_path / "run", config, steps=(4,)).path)
+    export_marian(run, tmp_path / "model")
+    copy = read_marian(tmp_path / "model")
+    assert copy.config.model.decoder_start == "padding"
+    assert copy.vocabulary.target.pieces == run.vocabulary.target.pieces
+
+
 def test_the_command_says_that_the_epsilon_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,14 +55,14 @@ def model_settings(
         "attention_dropout": config.attention_dropout,
         "activation_dropout": config.activation_dropout,
         "dtype": "float32",
-        **special_tokens(table),
+        **special_tokens(config, table),
     }
 
 
 def generation_settings(run: Run) -> dict[str, object]:
     """Return the content of generation_config.json, which `generate` uses by default."""
     config, decode = run.config.model, run.config.decode
-    tokens = special_tokens(run.vocabulary.target.table)
+    tokens = special_tokens(config, run.vocabulary.target.table)
     settings: dict[str, object] = {
         "num_beams": decode.beam_size,
         "max_length": config.max_length + decode.max_extra_length,
@@ -75,12 +75,10 @@ def generation_settings(run: Run) -> dict[str, object]:
     return settings
 
 
-def special_tokens(table: TokenTable | None) -> dict[str, int]:
+def special_tokens(config: ModelConfig, table: TokenTable | None) -> dict[str, int]:
     """Return the IDs of the special tokens, keyed by their names in Marian's settings."""
-    padding, begin, end = PAD, BOS, EOS
-    if table is not None:
-        padding, end = table.padding, table.end
-        begin = table.padding if table.begin is None else table.begin
+    ids = range(EOS + 1) if table is None else table.order
+    padding, begin, end = ids[PAD], ids[config.decoder_start_id], ids[EOS]
     tokens = {"pad_token_id": padding, "eos_token_id": end, "forced_eos_token_id": end}
     tokens["decoder_start_token_id"] = begin
     return tokens if begin == padding else {**tokens, "bos_token_id": begin}
