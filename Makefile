@@ -37,8 +37,9 @@ check: $(VENV)/installed-lint  ## Check format, lint, spelling, import layers, a
 notebooks: $(VENV)/installed-notebooks  ## Convert the scripts of notebooks/ and execute them.
 	$(BIN)/python notebooks/build.py
 
+# With `--quiet`, MkDocs would not count warnings, so `--strict` would have no effect.
 docs: $(DOCS_VENV)/installed  ## Build the documentation in site/; warnings are errors.
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 clean:  ## Delete the environments and the built documentation; keep runs.
 	rm -rf $(VENV) $(DOCS_VENV) site

@@ -5,22 +5,24 @@ GitHub. The site contains copies of these files. The API reference has one page 
 The site serves mermaid.js from its own host, so it does not load anything from other hosts.
 """
 
+import posixpath
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
-OUTSIDE = re.compile(r"(\]\(|\]: )\.\./([\w./-]+)")
+LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add repository files, the API reference pages, and mermaid.js."""
-    pages = [file.content_string for file in files.documentation_pages()]
-    for path in sorted({path for page in pages for _, path in OUTSIDE.findall(page)}):
+    pages = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
+    for path in sorted(linked_files(pages)):
         files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
     for path, content in reference_pages().items():
         files.append(File.generated(config, path, content=content))
@@ -29,9 +31,38 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite links to repository files so that they point to the site's copies."""
-    return OUTSIDE.sub(r"\1repository/\2", markdown)
+    uri = page.file.src_uri
+    source = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
+
+    def rewrite(link: re.Match[str]) -> str:
+        path = resolve(source, link[2])
+        if not (ROOT / path).is_file():
+            return link[0]
+        target = path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+        return link[1] + posixpath.relpath(target, posixpath.dirname(uri))
+
+    return LINK.sub(rewrite, markdown)
+
+
+def linked_files(pages: list[str]) -> set[str]:
+    """Return the files outside docs/ to which the pages link, directly or by way of other pages."""
+    found: set[str] = set()
+    pages = list(pages)
+    while pages:
+        page = pages.pop()
+        for _, link in LINK.findall((ROOT / page).read_text("utf-8")):
+            path = resolve(page, link)
+            if not path.startswith("docs/") and path not in found and (ROOT / path).is_file():
+                found.add(path)
+                pages += [path] if path.endswith(".md") else []
+    return found
+
+
+def resolve(page: str, link: str) -> str:
+    """Return the path, relative to the repository, of the file to which a page links."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
 def reference_pages() -> dict[str, str]:
