@@ -1,6 +1,7 @@
 """Test that every command and test in the index of the paper exists."""
 
 import ast
+import re
 import shlex
 
 import pytest
@@ -82,6 +83,10 @@ def test_the_small_command_needs_no_corpus(key: str) -> None:
 def test_the_page_contains_the_index() -> None:
     page = (ROOT / "docs/paper.md").read_text("utf-8")
     assert to_markdown() in page, "paste `transformer-jax paper --markdown` into docs/paper.md"
+
+
+def test_a_line_of_the_index_does_not_end_between_an_option_and_its_value() -> None:
+    assert not re.search(r" --[\w.-]+ \\$", to_markdown(), re.MULTILINE)
 
 
 def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[str]) -> None:
