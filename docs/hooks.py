@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
+OPTION = re.compile(r"<code>(--[^\s<]+)</code>")
 LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 
 
@@ -44,6 +45,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return link[1] + posixpath.relpath(target, posixpath.dirname(uri))
 
     return LINK.sub(rewrite, markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Mark each option, so that the style sheet can keep it on one line."""
+    return OPTION.sub(r'<code class="option">\1</code>', html)
 
 
 def linked_files(pages: list[str]) -> set[str]:
