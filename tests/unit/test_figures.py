@@ -1,6 +1,7 @@
 """Test that figures show every row, and that their labels do not overlap."""
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformer_jax.sweeps.plan import plan_sweep
 from transformer_jax.sweeps.results import Results
 
 NUM_ROWS = 12
+NAMES = ("base", "a", "b", "c", "d", "wide")
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +93,21 @@ def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
         label in svg
         for label in (">here, with simultaneous<", ">in the paper<", ">not significant<")
     )
+
+
+def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Path) -> None:
+    # The seeds of "wide" differ so much that its interval would fill the figure.
+    rows = {name: Row(SMALL.change(model={"d_ff": 32 + i})) for i, name in enumerate(NAMES)}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        spread = 2.0 if run.row == "wide" else 0.01 * NAMES.index(run.row)
+        write_results(run, 4.0 * math.exp(spread * run.seed), 10, splits=["dev"])
+        set_status(run, "done")
+    results = collect(sweep)
+    interval = results.compare("wide", "perplexity").interval
+    assert interval is not None
+    assert interval.high > 50
+    texts = re.findall(r'<g id="xtick_\d+">.*?>([^<>\s]+)</text>', draw_ratios(results), re.DOTALL)
+    ticks = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
+    assert 0.5 < max(ticks) < 2

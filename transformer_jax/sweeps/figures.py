@@ -16,6 +16,9 @@ MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, with simultaneous\n95% intervals"
+# Points are at least this many typical half-widths of an interval away from the edge. An interval
+# that is much wider, such as that of a row whose seeds differ widely, ends at the edge.
+MAX_HALVES = 3.0
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
 CURVES_CAPTION = (
@@ -26,7 +29,8 @@ RATIOS_CAPTION = (
     "Difference in log perplexity from base, here (circles, with simultaneous 95% intervals) and "
     "in the paper (diamonds). Lower is better, and +0.1 means about 10% higher perplexity. A row "
     "whose interval includes 0 does not differ significantly from base. For a typical row, the "
-    "circle is then in the gray band."
+    "circle is then in the gray band. Intervals that are much wider than typical ones end at the "
+    "edge of the figure."
 )
 
 
@@ -78,6 +82,8 @@ def draw_ratios(results: Results) -> str:
     """Plot each row's log perplexity minus the first row's, in this sweep and in the paper."""
     figure = Figure(figsize=(9, 1.4 + 0.28 * len(results.rows)), layout="constrained")
     axes = figure.subplots()
+    axes.margins(x=0.08)
+    points: list[float] = []
     for y, name in enumerate(results.rows):
         comparison = results.compare(name, "perplexity")
         paper = results.paper_difference(name, "perplexity")
@@ -90,17 +96,20 @@ def draw_ratios(results: Results) -> str:
             diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
             label = None if y else PAPER
             axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
+        points += [x for x in (ours, paper) if x is not None]
     comparisons = results.analyses["perplexity"].comparisons.values()
     halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
     if halves:
         half = statistics.median(halves)
         band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
         axes.axvspan(-half, half, **band)
+        limit = max(map(abs, points)) + MAX_HALVES * half
+        low, high = axes.get_xlim()
+        axes.set_xlim(max(low, -limit), min(high, limit))
     axes.axvline(0.0, color="black", linewidth=0.8)
     labels = [printable_label(_describe(row)) for row in results.rows.values()]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.margins(x=0.08)
     axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
     return _to_svg(figure)
 
