@@ -16,7 +16,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
-OPTION = re.compile(r"<code>(--[^\s<]+)</code>")
+# An option, possibly with values, that fits on a line on a phone.
+OPTION = re.compile(r"<code>(--[^<\n]{1,36})</code>")
 LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 
 
