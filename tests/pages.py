@@ -15,6 +15,7 @@ PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "experiments").glob("**/*.md")),
+    ROOT / "examples/README.md",
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (\S+\.py)\n")
