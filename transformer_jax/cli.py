@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import io
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TypeVar
+from types import MappingProxyType
+from typing import NoReturn, TypeVar, get_type_hints
 
+import docstring_parser
 import tyro
 
 from transformer_jax.commands import COMMANDS
@@ -67,8 +70,21 @@ def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words:
         command = _create(kind, words.own)
         config = next(iter(command.load_rows().values())).config
         default = dataclasses.replace(command, config=config)
+    _join_lines(kind)
     tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], default=default)
     raise SystemExit
+
+
+def _join_lines(kind: type) -> None:
+    """Let tyro wrap the help of each option. By default, it keeps the line breaks of docstrings."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for parent in kind.__mro__[:-1]:
+        for option in docstring_parser.parse_from_object(parent).params:
+            if field := fields.get(option.arg_name):
+                text = re.sub(r"(?<=\S)\n *(?=\S)", " ", option.description or "")
+                field.metadata = MappingProxyType({"help": text})
+    for section in filter(dataclasses.is_dataclass, get_type_hints(kind).values()):
+        _join_lines(section)
 
 
 def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:

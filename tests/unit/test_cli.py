@@ -1,6 +1,7 @@
 """Test that the command line reports mistakes before it imports JAX or writes files."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -267,6 +268,19 @@ def test_help_lists_every_command_and_every_option(capsys: pytest.CaptureFixture
     main(["sweep", "--help"])
     listed = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
     assert {*OPTIONS, "--data-from", "--train-from", "--decode-from", "--scale"} <= listed
+
+
+def test_help_breaks_lines_only_where_the_next_word_does_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in COMMANDS:
+        main([name, "--help"])
+        lines = [line[1:-1].rstrip() for line in capsys.readouterr().out.splitlines()]
+        for line, following in itertools.pairwise(lines):
+            indent = len(line) - len(line.lstrip())
+            if indent > 1 and indent == len(following) - len(following.lstrip()):
+                assert len(f"{line} {following.split()[0]}") > 77, (name, line, following)
 
 
 def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
