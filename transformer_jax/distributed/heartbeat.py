@@ -16,8 +16,9 @@ from contextlib import suppress
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """The environment variable that contains the file descriptor of the pipe to the supervisor."""
 
-# `Meter.add` waits for step n - 2, so a beat for step n implies that step n - 2 is done. Messages
-# are three beats apart, so the time between two messages covers at least one whole step.
+# `Meter.wait_for_earlier_step` waits for step n - 2, so a beat for step n implies that step n - 2
+# is done. Messages are three beats apart, so the time between two messages covers at least one
+# whole step.
 BEATS_PER_MESSAGE = 3
 # The time limit, in seconds, for a trainer to save and exit after its supervisor exits.
 ORPHAN_SECONDS = 30.0
@@ -44,7 +45,7 @@ def connect() -> bool:
 
 
 def beat(step: int) -> None:
-    """Report a step. Call this function once per step, after calling `Meter.add`."""
+    """Report a step. Call this function once per step, after `Meter.wait_for_earlier_step`."""
     global _beats
     _beats += 1
     if _beats % BEATS_PER_MESSAGE == 0:

@@ -1,9 +1,11 @@
 """Pure functions that decide what is due after a step, based on the step and the processes' vote.
 
-Steps are counted from 1. A scheduled checkpoint is saved at a fixed step and has a score, the
-perplexity on the development set. Checkpoints that are saved for recovery, after a signal, or at an
-unscheduled last step have no score, so timing and signals do not affect which checkpoints are
-averaged.
+Steps are counted from 1. In a run with several processes, the vote is about an earlier step
+(`StepConsensus`).
+
+A scheduled checkpoint is saved at a fixed step and has a score, the perplexity on the development
+set. Checkpoints that are saved for recovery, after a signal, or at an unscheduled last step have no
+score, so timing and signals do not affect which checkpoints are averaged.
 """
 
 from collections.abc import Mapping
@@ -35,7 +37,11 @@ class DueActions(NamedTuple):
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether an action waits for the step's result anyway, so checking it costs nothing."""
+        """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
+
+        These actions wait for the step's result anyway. So does a recovery save, but it must not
+        trigger the check, because the step at which a run ends must not depend on the clock.
+        """
         return self.report or self.evaluate or self.interrupt
 
 
@@ -73,9 +79,15 @@ class ActionSchedule:
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Return whether none of the last `patience` perplexities improved on the earlier best."""
+        """Return whether the best scheduled checkpoint is at least `patience` checkpoints old.
+
+        `scores` maps the steps of scheduled checkpoints, in increasing order, to perplexities. The
+        result is false if no checkpoint is scheduled at `step`.
+        """
         patience = self.config.patience
         if patience is None or step % self.checkpoint_every:
             return False
-        best = min(scores, key=scores.__getitem__, default=step)
-        return step - best >= patience * self.checkpoint_every
+        # If scores are equal, the earliest is the best. At step 0, there are no scores, and
+        # `default` gives an age of 0.
+        best_step = min(scores, key=scores.__getitem__, default=step)
+        return step - best_step >= patience * self.checkpoint_every

@@ -71,7 +71,7 @@ class Checkpointer:
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest state (initially, the first state) and the unreported metrics.
+        """Return the latest state (initially, the first state) and the pending metrics.
 
         Raises:
             StorageError: the checkpoint is damaged.

@@ -49,7 +49,8 @@ def run_training(
 
     Raises:
         RunInterrupted: a signal ended the run. The run's state has been saved.
-        DivergedError: the loss is not finite.
+        DivergedError: the loss or gradient was not finite in `MAX_SKIPPED_STEPS` consecutive
+            steps, or the perplexity on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
         StorageError: the run cannot be read or written.
         UsageError: another process is already training the run.
@@ -99,12 +100,15 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # Keep only the reports at this step that were scheduled: the training report, unless
-            # its metrics are pending, and the evaluation, if the checkpoint has a score.
-            scheduled = {"train"} if not pending else set[str]()
+            # Remove stale reports. At the restored step, keep the reports that were scheduled: the
+            # training report, if no metrics are pending, and the evaluation, if the checkpoint has
+            # a score.
+            kept: set[str] = set()
+            if not pending:
+                kept.add("train")
             if restored in checkpointer.scores:
-                scheduled.add("dev")
-            truncate_metrics(run.folder.metrics, restored, scheduled)
+                kept.add("dev")
+            truncate_metrics(run.folder.metrics, restored, kept)
         run.group.barrier()
         # FLOPs can be recomputed from the steps, so checkpoints do not store them.
         pending_steps = range(restored - len(pending) + 1, restored + 1)
@@ -128,7 +132,6 @@ def _run_steps(
 ) -> None:
     """Train from the latest checkpoint until the schedule or a signal ends the run."""
     config, schedule, restored = run.folder.config, run.schedule, checkpointer.last_step
-    learning_rate = learning_rate_schedule(config.train, config.model.d_model)
     evaluator = DevEvaluator(run, writer)
     consensus = StepConsensus(run.group)
     with (
@@ -136,7 +139,8 @@ def _run_steps(
         _make_tracer(run, after=restored + config.train.log_every) as tracer,
     ):
         for step in range(restored + 1, config.train.steps + 1):
-            batch = run.batches.local_batch(step - 1, run.sharding.shard)  # Counted from 0.
+            # Batches are counted from 0, and steps from 1.
+            batch = run.batches.local_batch(step - 1, run.sharding.shard)
             if not train_step.is_compiled_for(batch):
                 with meter.paused():
                     heartbeat.busy("compiling")
@@ -146,7 +150,9 @@ def _run_steps(
                 writer.say(message)
             state, metrics = train_step(state, batch)
             meter.add(metrics, run.step_flops(step))
-            _check_divergence(run, step - meter.LAG, meter.wait_for_earlier_step())
+            # The host runs ahead of the devices, so check the step that has finished by now.
+            num_skipped = meter.wait_for_earlier_step()
+            _check_divergence(run, step - meter.LAG, num_skipped)
             heartbeat.beat(step)
             writer.advance(step)
             # Read the signal once. The next step handles a signal that arrives after this line.
@@ -154,12 +160,10 @@ def _run_steps(
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
                 _check_divergence(run, step, int(meter.last.skipped_in_a_row))
+            # Copy the pending metrics before the report resets the meter.
             pending = meter.pending_metrics() if due.keep_pending_metrics else []
             if due.report:
-                # Skipped steps do not count as updates.
-                num_updates = max(step - int(meter.last.skipped), 1)
-                rate = {"learning_rate": float(learning_rate(num_updates))}
-                writer.report(step, "train", meter.read() | rate)
+                writer.report(step, "train", _read_metrics(meter, config, step))
             if due.save:
                 with meter.paused():
                     heartbeat.busy("evaluating or saving")
@@ -180,6 +184,15 @@ def _run_steps(
                 break
 
 
+def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:
+    """Return the metrics since the last report and the latest learning rate; reset the meter."""
+    # Skipped steps do not count as updates.
+    num_updates = max(step - int(meter.last.skipped), 1)
+    rate = learning_rate_schedule(config.train, config.model.d_model)(num_updates)
+    learning_rate = {"learning_rate": float(rate)}
+    return meter.read() | learning_rate
+
+
 def _make_tracer(run: RunComponents, after: int) -> StepTracer:
     # All processes run the same program, so tracing one of them is enough.
     num_steps = run.folder.config.train.profile if run.group.is_primary else 0
@@ -187,9 +200,10 @@ def _make_tracer(run: RunComponents, after: int) -> StepTracer:
 
 
 def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
-    """Raise `DivergedError` if the last `MAX_SKIPPED_STEPS` steps were all skipped.
+    """Raise `DivergedError` if `MAX_SKIPPED_STEPS` or more consecutive steps were skipped.
 
-    The file diverged.json lists the training pairs of these steps.
+    `num_skipped` counts the consecutive skipped steps up to and including `step`. The file
+    diverged.json lists their training pairs.
     """
     if num_skipped < MAX_SKIPPED_STEPS:
         return

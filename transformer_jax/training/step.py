@@ -1,7 +1,8 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-This module does not depend on how many devices share a batch.
-Shapes: B rows of the batch, T token positions, N micro-batches.
+This module does not depend on how many devices share a batch. `training.sharding` adds the devices'
+sums between the two functions of a step.
+Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class StepMetrics(NamedTuple):
 
 
 GradientSum = tuple[Params, Loss]
-"""The gradient of the total smoothed loss of all target tokens, and all fields of `Loss`."""
+"""A pair: the gradient of `Loss.smoothed`, which is a sum over target tokens, and the `Loss`."""
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,19 @@ def _sum_loss(
 
 
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
-    """Split a batch into micro-batches: [B, T] becomes [N, ceil(B / N), T].
+    """Split a batch into M micro-batches: [B, T] becomes [M, ceil(B / M), T].
 
-    Row i goes to micro-batch i % N. Therefore, if N divides the number of rows on each device, the
-    micro-batches are the same as on a single device, and each device gets consecutive rows of every
-    micro-batch. If B is not divisible by N, empty rows fill the micro-batches. Empty rows add
-    nothing to any sum.
+    Row i goes to micro-batch i % M. If M divides the number of rows on each device, the
+    micro-batches are the same for any number of devices. For example, let M = 2. A single device
+    splits 8 rows into (0, 2, 4, 6) and (1, 3, 5, 7). If there are two devices, the first splits
+    rows 0-3 into (0, 2) and (1, 3), and the second splits rows 4-7 into (4, 6) and (5, 7).
+    Each device has consecutive rows of both micro-batches, as `drawing_for_shard` requires.
+
+    If B is not divisible by M, empty rows fill the micro-batches. Empty rows add nothing to any
+    sum.
     """
 
-    def split(tokens: Int[Array, "B T"]) -> Int[Array, "N rows T"]:
+    def split(tokens: Int[Array, "B T"]) -> Int[Array, "M rows T"]:
         padded = jnp.pad(tokens, ((0, -len(tokens) % num_micro_batches), (0, 0)))
         return padded.reshape(-1, num_micro_batches, tokens.shape[1]).swapaxes(0, 1)
 
@@ -158,8 +163,8 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
 def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) -> Tree:
     """Return the result of `update` if the condition is true, and otherwise the old arrays.
 
-    On a CPU, `jnp.where` would copy Adam's old moments, because the new moments would otherwise
-    overwrite them before the new parameters are computed. On a GPU, `cond` would copy the
+    On a CPU, `jnp.where` would make XLA copy Adam's old moments: the new parameters are computed
+    from them after the new moments have been written in place. On a GPU, `cond` would copy the
     state. On a TPU, `cond` would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":

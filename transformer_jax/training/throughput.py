@@ -20,19 +20,19 @@ class Meter:
     LAG = 2
     """The number of steps that the host can run ahead of the devices."""
 
-    def __init__(self, peak: float, earlier: Sums, earlier_flops: float = 0.0) -> None:
+    def __init__(self, peak: float, pending: Sums, pending_flops: float = 0.0) -> None:
         """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
-        `earlier` contains an interrupted process's `pending_metrics`, which the next report
-        includes. `earlier_flops` is the number of FLOPs in these earlier steps.
+        `pending` contains an interrupted process's `pending_metrics`, which the next report
+        includes. `pending_flops` is the number of FLOPs in these steps.
         """
         self._peak = peak
-        self._reset(earlier, earlier_flops)
+        self._reset(pending, pending_flops)
 
-    def _reset(self, earlier: Sums, earlier_flops: float) -> None:
-        self._earlier, self._earlier_flops = earlier, earlier_flops
+    def _reset(self, pending: Sums, pending_flops: float) -> None:
+        self._pending, self._pending_flops = pending, pending_flops
         self._metrics: list[StepMetrics] = []
-        self._flops, self._paused_seconds = earlier_flops, 0.0
+        self._flops, self._paused_seconds = pending_flops, 0.0
         self._start = time.perf_counter()
 
     def add(self, metrics: StepMetrics, flops: float) -> None:
@@ -68,9 +68,9 @@ class Meter:
         return self._metrics[-1]
 
     def pending_metrics(self) -> Sums:
-        """Return the sums for each step since the last report, including the steps in `earlier`."""
+        """Return the sums for each step since the last report, including those in `pending`."""
         losses = jax.device_get([metrics.loss for metrics in self._metrics])
-        return [*self._earlier, *([float(x) for x in loss] for loss in losses)]
+        return [*self._pending, *([float(x) for x in loss] for loss in losses)]
 
     def read(self) -> dict[str, float]:
         """Return the means and rates since the last report and reset them.
@@ -91,7 +91,7 @@ class Meter:
         sums = self.pending_metrics()
         seconds = time.perf_counter() - self._start - self._paused_seconds
         smoothed, nll, count = (math.fsum(column) for column in zip(*sums, strict=True))
-        tokens = math.fsum(tokens for _, _, tokens in sums[len(self._earlier) :])
+        tokens = math.fsum(tokens for _, _, tokens in sums[len(self._pending) :])
         values: dict[str, float] = {}
         if count:
             values |= {"loss": smoothed / count, "perplexity": math.exp(min(nll / count, 700.0))}
@@ -99,7 +99,7 @@ class Meter:
             values["gradient_norm"] = norm
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
-        utilization = (self._flops - self._earlier_flops) / seconds / self._peak
+        utilization = (self._flops - self._pending_flops) / seconds / self._peak
         values |= {"tokens_per_second": tokens / seconds, "flops": self._flops}
         self._reset([], 0.0)
         return values | {"utilization": utilization}
