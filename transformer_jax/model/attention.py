@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.linear import Dense, accumulate_in_float32, sum_dtype
+from transformer_jax.model.linear import Dense, multiply_in_float32, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32 or higher precision."""
@@ -50,10 +50,10 @@ def dot_product(
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key as q k.
 
-    As a model's score, this function differs from the paper's `scaled_dot_product`.
+    The paper scales this score; see `scaled_dot_product`.
     """
     # bfloat16 would round large scores.
-    return accumulate_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
+    return multiply_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
 
 
 def scaled_dot_product(
@@ -84,14 +84,16 @@ def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
     """Return the weighted averages of the values (equation 1)."""
-    # The order "bhtv" is that of the underlying matrix product.
+    # "bhtv" is the order of the underlying matrix product, so `einsum` does not transpose it.
     return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    Variants override `attend_heads`. The weights are recorded in Flax's "intermediates" collection.
+    In the paper, the score is `scaled_dot_product`, the projections have no biases, and there is no
+    dropout on the weights. These are the defaults. Variants override `attend_heads`. The weights
+    are recorded in Flax's "intermediates" collection.
     """
 
     config: ModelConfig
@@ -138,7 +140,8 @@ class MultiHeadAttention(nn.Module):
 
         By default, query and key positions count up from 0.
         """
-        positions = positions or Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
+        if positions is None:
+            positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
         heads = Heads(self.query(x), key, value, mask, positions)
         return self.output(self.attend_heads(heads, train))
 

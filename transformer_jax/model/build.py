@@ -51,7 +51,6 @@ ATTENTION_IMPLEMENTATIONS = {
     "cudnn": CudnnAttention,
 }
 
-
 ACTIVATIONS: dict[str, Activation] = {
     "relu": nn.relu,
     "gelu": partial(nn.gelu, approximate=False),

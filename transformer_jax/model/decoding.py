@@ -52,6 +52,7 @@ class CacheView(NamedTuple):
         """Return the view at a position, given the ancestors of each hypothesis."""
         sentences, num_hypotheses, length = ancestors.shape
         is_written = jnp.arange(length)[None, None, :, None] <= position
+        # The shape is [B, J, L, J]: sentence, hypothesis, token, and slot.
         mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_written
         mask = mask.reshape(sentences, 1, num_hypotheses, -1)
         queries = jnp.full(num_hypotheses, position)
@@ -93,7 +94,7 @@ def decode_step(
     position.
     """
     model = model.bind({"params": params})
-    # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
+    # `AddPositions` takes one position per column, so make each hypothesis a row with T = 1.
     x = model.embedding.embed(tokens.reshape(-1, 1))
     x = model.target_positions(x, position[None]).reshape(*tokens.shape, -1)
     view = CacheView.at(position, ancestors)

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.linear import accumulate_in_float32, matmul
+from transformer_jax.model.linear import matmul, multiply_in_float32
 
 
 class Embedding(nn.Module):
@@ -35,7 +35,7 @@ class Embedding(nn.Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Return the dot product of each vector in x with every token vector.
 
-        The dot products are accumulated in float32 or higher precision.
+        The logits are in float32 or higher precision.
         """
         dtype = self.config.dtype
-        return accumulate_in_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)
+        return multiply_in_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)

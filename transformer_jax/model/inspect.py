@@ -30,7 +30,7 @@ from transformer_jax.model.transformer import (
 
 def abstract_params(model: EncoderDecoder) -> Params:
     """Return the shapes and dtypes of the parameters, without allocating them."""
-    return jax.eval_shape(_init_params, model)
+    return _init_params.eval_shape(model)
 
 
 # `jit` caches the trace, so each model is traced only once.
@@ -43,6 +43,8 @@ def parameter_counts(model: EncoderDecoder) -> dict[str, int]:
     """Return the number of parameters in each kind of module (summed over layers) and in total."""
     counts: Counter[str] = Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(model)):
+        # For example, ("encoder_0", "after_self_attention", "norm", "scale") counts toward
+        # "encoder.norms".
         module, *submodules = (entry.key for entry in path)
         stack, _, layer = module.partition("_")
         is_norm = any("norm" in name for name in submodules)

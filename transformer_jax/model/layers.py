@@ -23,7 +23,8 @@ class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2).
 
     `inner` holds the parameters W1 and b1, and `outer` holds W2 and b2. Variants replace the ReLU,
-    max(0, x), with another activation function.
+    max(0, x), with another activation function. The paper has no dropout between the two
+    layers. By default, `activation_dropout` is 0.
     """
 
     config: ModelConfig
@@ -39,7 +40,7 @@ class FeedForward(nn.Module):
 
 def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
     """Return a layer normalization module with the config's epsilon and dtype."""
-    return nn.LayerNorm(config.layer_norm_epsilon, dtype=config.dtype, name=name)
+    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
 
 
 class AddAndNorm(nn.Module):

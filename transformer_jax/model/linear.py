@@ -26,30 +26,31 @@ def matmul(
     preferred_element_type: jax.typing.DTypeLike | None = None,
 ) -> Float[Array, "..."]:
     """Multiply x of shape [B, T, in] or [B, in] by a matrix of shape [in, out]."""
-    # On a CPU, flatten x. The gradient with respect to `matrix` sums over batch and positions, and
-    # XLA's CPU backend copies transposed operands for sums over two axes. On a TPU, flattening
-    # itself causes copies.
-    if target_platform() != "cpu":
-        inputs = tuple(range(num_input_axes))
-        contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
-        return jax.lax.dot_general(
-            x, matrix, (contracted, ((), ())), preferred_element_type=preferred_element_type
-        )
-    input_size = math.prod(matrix.shape[:num_input_axes])
-    x, outer_shape = x.reshape(-1, input_size), x.shape[:-num_input_axes]
-    columns = matrix.reshape(input_size, -1)
-    rows = jax.lax.dot(x, columns, preferred_element_type=preferred_element_type)
-    return rows.reshape(*outer_shape, *matrix.shape[num_input_axes:])
+    if target_platform() == "cpu":
+        # The gradient with respect to `matrix` sums over batch and positions, and XLA's CPU backend
+        # copies transposed operands for sums over two axes, so flatten these axes.
+        input_size = math.prod(matrix.shape[:num_input_axes])
+        flat, flat_matrix = x.reshape(-1, input_size), matrix.reshape(input_size, -1)
+        y = jax.lax.dot(flat, flat_matrix, preferred_element_type=preferred_element_type)
+        return y.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
+    # Elsewhere, do not flatten: on a TPU, flattening itself causes copies.
+    inputs = tuple(range(num_input_axes))
+    contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
+    return jax.lax.dot_general(
+        x, matrix, (contracted, ((), ())), preferred_element_type=preferred_element_type
+    )
 
 
-def accumulate_in_float32(
+def multiply_in_float32(
     product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Return the product of x and y, accumulated in float32 or higher precision.
+    """Return the product of x and y in float32 or higher precision, even if x is in bfloat16.
 
-    See `sum_dtype`. The cotangent of the result is also in float32 or higher precision. On a GPU,
-    the backward pass rounds this cotangent to the dtype of x. Otherwise, it would multiply the
-    float32 cotangent by a bfloat16 operand in float32, at a fraction of the speed.
+    See `sum_dtype`. In contrast, the result of a `Dense` layer has the layer's `dtype`.
+
+    The cotangent of the product is also in float32 or higher precision. On a GPU, the backward pass
+    rounds this cotangent to the dtype of x. Otherwise, it would multiply the float32 cotangent by a
+    bfloat16 operand in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(product, x, y)
@@ -74,6 +75,7 @@ def _round_backward(
     inputs: tuple[Float[Array, "..."], Float[Array, "..."]],
     cotangent: Float[Array, "..."],
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    # Without `preferred_element_type`, the product and its cotangent have the dtype of x.
     return jax.vjp(product, *inputs)[1](cotangent.astype(inputs[0].dtype))
 
 

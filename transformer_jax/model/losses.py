@@ -61,6 +61,8 @@ def cross_entropy(
     is_real = target != PAD
     log_total = jax.nn.logsumexp(logits, axis=-1)
     true = take_target(logits, target)
+    # This is the expected value of -log p = log_total - logit under the smoothed target, which is
+    # (1 - smoothing) * one_hot(target) + smoothing / N.
     smoothed = log_total - (1 - smoothing) * true - smoothing * logits.mean(axis=-1)
     return Loss(
         smoothed=jnp.sum(smoothed, where=is_real),

@@ -32,7 +32,7 @@ class AddPositions(nn.Module):
 
     config: ModelConfig
     max_positions: int
-    """The number of rows in a learned table."""
+    """The number of rows in a learned table. Only `AddLearnedPositions` uses it."""
 
     @nn.compact
     def __call__(
