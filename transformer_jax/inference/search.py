@@ -5,7 +5,7 @@ The search space is all sequences of at most `limit` tokens that end in `eos`: a
 only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
-translation, C candidates (2 J for each hypothesis, or N if N is smaller).
+translation, C candidates (J times min(2 J, N)).
 """
 
 import functools
@@ -25,7 +25,9 @@ Step = Callable[
 ]
 """A function from (latest tokens, position, ancestors, state) to (next tokens' logits, state).
 
-Token l of the hypothesis now in slot j was read in the beam slot ancestors[b, j, l].
+When hypotheses change slots, the search does not reorder the state. Instead, `ancestors` shows
+where a step function stored what it computed for each token: token l of the hypothesis now in slot
+j was read in the beam slot ancestors[b, j, l].
 """
 
 # The log-probability and the score of an empty slot, which are lower than those of any hypothesis.
@@ -48,7 +50,11 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 
 
 class Translations(NamedTuple):
-    """The best hypotheses of each sentence, best first."""
+    """The finished hypotheses of each sentence, best first.
+
+    After a beam search, only the first `num_best` are final: the search can end while live
+    hypotheses can still replace the others.
+    """
 
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
@@ -119,7 +125,10 @@ def end_if_likely(
 
 
 def end_any(
-    beam: _Beam, _ending: Float[Array, "B J"], _candidates: Float[Array, "B C"], _: object
+    beam: _Beam,
+    _ending: Float[Array, "B J"],
+    _candidates: Float[Array, "B C"],
+    _is_last: Bool[Array, "B 1"],
 ) -> Bool[Array, "B J"]:
     """Let every live hypothesis finish. Differs from the authors' code."""
     return beam.live_log_probs > NEG_INF / 2
@@ -159,9 +168,9 @@ def beam_search(
     "any": every hypothesis can finish.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
-    Log-probabilities never increase, and the penalty that divides them is largest at `limit`, so
-    log_prob / penalty(limit) bounds every score that a live hypothesis can reach. Finished
-    hypotheses have separate slots and never displace live ones.
+    `num_best` is at most `beam_size`. Log-probabilities never increase, and the penalty that
+    divides them is largest at `limit`, so log_prob / penalty(limit) bounds every score that a live
+    hypothesis can reach. Finished hypotheses have separate slots and never displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
     search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
@@ -191,29 +200,32 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
     logits, state = search.step(beam.last_tokens, beam.position, ancestors, beam.state)
     logits = logits.astype(jnp.float32)
-    # Normalize only the selected logits, not the whole vocabulary.
+    # Adding `offset` to a token's logit gives the log-probability of the extended hypothesis, so
+    # normalizing all N logits is unnecessary.
     offset = beam.live_log_probs - jax.nn.logsumexp(logits, axis=-1)
+    # The length of a hypothesis that finishes at this step includes `eos`.
     length = (beam.position + 1).astype(jnp.float32)
 
     # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
     # is far slower.
     allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
-    candidates, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
+    top_logits, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
     # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
-    candidates = jnp.maximum(offset[..., None] + candidates, NEG_INF).reshape(sentences, -1)
+    candidates = jnp.maximum(offset[..., None] + top_logits, NEG_INF).reshape(sentences, -1)
 
     ending = offset + logits[..., search.eos]
     can_end = search.end_rule(beam, ending, candidates, is_last)
-    ending = jnp.where(can_end, ending / search.penalty(length), NEG_INF)
+    ending_scores = jnp.where(can_end, ending / search.penalty(length), NEG_INF)
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
-    scores, best = jax.lax.top_k(jnp.concatenate([beam.finished_scores, ending], axis=1), beam_size)
+    all_scores = jnp.concatenate([beam.finished_scores, ending_scores], axis=1)
+    scores, best = jax.lax.top_k(all_scores, beam_size)
     finished = _select(jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1), best)
 
     # Except at the last position, every live hypothesis may also continue.
-    log_probs, best = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
-    parent = best // tokens.shape[-1]
-    last_tokens = jnp.take_along_axis(tokens.reshape(sentences, -1), best, axis=1)
+    log_probs, chosen = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
+    parent = chosen // tokens.shape[-1]
+    last_tokens = jnp.take_along_axis(tokens.reshape(sentences, -1), chosen, axis=1)
 
     # Once a sentence is done, its results no longer change.
     is_done = beam.is_done[:, None]
@@ -231,7 +243,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
         finished_tokens=finished,
         finished_scores=scores,
         is_done=beam.is_done | ~can_improve,
-        state=state,
+        state=state,  # The search does not reorder it; `ancestors` records the moves.
     )
 
 

@@ -91,7 +91,8 @@ def translate_batch_on_device(
         "max_length": max_length,
         "start": start,
         "eos": EOS,
-        # Marian keeps its start token out of translations.
+        # Hugging Face's converter adds PAD, the start token, to an opus-mt model after training,
+        # so PAD's logit is untrained. Other models have learned that PAD is never a target.
         "suppress_tokens": (PAD,) if start == PAD else (),
     }
     if beam_size == 1:
@@ -122,9 +123,8 @@ class Translator:
         Raises:
             DataError: a line is too long for the model, and `truncate` is false.
         """
-        longest, field = self.longest_source, "model.max_length"
-        if longest < self.model.config.max_length:
-            field = "model.max_positions"
+        longest, max_length = self.longest_source, self.model.config.max_length
+        field = "model.max_positions" if longest < max_length else "model.max_length"
         encoded = self.vocabulary.source.encode(lines)
         for number, tokens in enumerate(encoded, start=1):
             if len(tokens) > longest and not truncate:
@@ -162,7 +162,7 @@ class Translator:
         return padded_length(length, self.longest_source)
 
     def limit(self, length: int) -> int:
-        """Return the maximum length of a source's translation, including `eos`."""
+        """Return the maximum length of a source's translation, including `eos` (section 6.1)."""
         limit = length + self.config.max_extra_length
         return limit if self.longest_target is None else min(limit, self.longest_target)
 
@@ -216,9 +216,9 @@ class Translator:
                 )
 
     def translate_tokens(self, params: Params, source: list[int]) -> list[int]:
-        """Return the tokens of a source's best translation, ending in `eos`.
+        """Return the tokens of the best translation of one encoded, nonblank source.
 
-        `source` contains tokens. The search is the same as in `translate`.
+        The last token is `eos`. The search is the same as in `translate`.
         """
         width = self.width(len(source))
         tokens = self._translate_batch(params, [source], width, 1).tokens[0, 0]
@@ -249,6 +249,8 @@ class Translator:
     ) -> list[Hypothesis]:
         """Return one sentence's hypotheses (at least one), without the empty slots."""
         texts = self.vocabulary.target.decode(tokens.tolist())
+        # If the model computes NaN, no score is above NEG_INF / 2, but callers expect at least one
+        # translation.
         return [
             Hypothesis(text, float(score))
             for rank, (text, score) in enumerate(zip(texts, scores, strict=True))
