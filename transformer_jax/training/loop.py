@@ -94,9 +94,8 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         state, pending = checkpointer.restore()
         shutdown.check()
         restored = checkpointer.last_step
-        if restored >= config.train.steps or schedule.is_out_of_patience(
-            restored, checkpointer.scores
-        ):
+        is_done = restored >= config.train.steps
+        if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do")
             return len(checkpointer.scores)
         if run.group.is_primary:
