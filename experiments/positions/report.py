@@ -142,7 +142,8 @@ def _describe_wide(study: Study) -> list[str]:
         return []
     return [
         "The gray bands do not apply to these rows, whose standard deviations are more than "
-        f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}."
+        f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}. These rows are compared by "
+        "Welch's method with a Bonferroni correction."
     ]
 
 
@@ -178,15 +179,23 @@ def to_markdown(study: Study) -> str:
     names: tuple[Score, ...] = ("perplexity", study.metric)
     for name in names:
         rows = [
-            [scheme, *(format_mean(scores[name], DIGITS[name]) for scores in study.curves[scheme])]
-            if scheme in study.curves
-            else [scheme, *("-" for _ in study.buckets)]
+            [scheme, *(_format_cell(study, scheme, number, name) for number in range(len(columns)))]
             for scheme in study.schemes
         ]
         table = [[LABELS[name], *columns], ["---"] * (len(columns) + 1), *rows]
         sections.append("\n".join(f"| {' | '.join(cells)} |" for cells in table))
     sections.append("\n".join(f"- {footnote}" for footnote in footnotes(study)))
     return "\n\n".join(sections) + "\n"
+
+
+def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
+    """Return the mean and deviation of a scheme in a bucket, with "*" if it is significant."""
+    if scheme not in study.curves:
+        return "-"
+    mean = format_mean(study.curves[scheme][number][name], DIGITS[name])
+    comparison = analyze_bucket(study, number, name).comparisons.get(scheme)
+    interval = comparison.interval if comparison is not None else None
+    return f"{mean}\\*" if interval and not interval.low <= 0 <= interval.high else mean
 
 
 def footnotes(study: Study) -> Sequence[str]:
@@ -197,9 +206,9 @@ def footnotes(study: Study) -> Sequence[str]:
         "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
-        "In the figure, a mean outside its bucket's gray band differs significantly from that of "
-        f"{study.schemes[0]} (with 95% confidence for all rows of a bucket together, by Dunnett's "
-        "method with seeds as blocks).",
+        f"\\*: the mean differs significantly from that of {study.schemes[0]} (with 95% confidence "
+        "for all rows of a bucket together, by Dunnett's method with seeds as blocks). In the "
+        "figure, such a mean is outside its bucket's gray band.",
         *_describe_wide(study),
     ]
     if study.metric == "bleu":

@@ -15,7 +15,7 @@ from scipy import stats
 from small import NUMBER_WORDS, SMALL
 
 from experiments.positions.__main__ import main
-from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv
+from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv, to_markdown
 from experiments.positions.study import (
     MIN_SENTENCES,
     Bucket,
@@ -161,6 +161,21 @@ def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
     buckets, excluded = split_by_length(np.repeat([7, 9], [50, MIN_SENTENCES - 1]), 8)
     assert [bucket.name for bucket in buckets] == ["(0, 8]"]
     assert excluded == ["(8, 32]: 19 sentences, fewer than 20"]
+
+
+def test_the_table_marks_significant_means(tmp_path: Path) -> None:
+    perplexities = {"base": (5.0, 5.2, 5.4), "far": (9.9, 10.2, 11.0), "near": (5.2, 5.0, 5.5)}
+    lines = ["row,above,end,sentences,score,seed,value"]
+    for scheme, values in perplexities.items():
+        for seed, value in enumerate(values):
+            lines.append(f"{scheme},0,8,50,perplexity,{seed},{value}")
+            lines.append(f"{scheme},0,8,50,exact,{seed},{value}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    table = to_markdown(read_scores(tmp_path / "table.csv"))
+    assert "| base | 5.20 ± 0.20 |" in table
+    assert "| far | 10.37 ± 0.57\\* |" in table
+    assert "| near | 5.23 ± 0.25 |" in table
+    assert table.count("\\*") == 2 + 1, "one cell for each score, and the footnote"
 
 
 @pytest.mark.slow
