@@ -78,7 +78,7 @@ def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words:
 def _join_lines(kind: type) -> None:
     """Let tyro wrap the help of each option. By default, it keeps the line breaks of docstrings."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for parent in kind.__mro__[:-1]:
+    for parent in reversed(kind.__mro__[:-1]):
         for option in docstring_parser.parse_from_object(parent).params:
             if field := fields.get(option.arg_name):
                 text = re.sub(r"(?<=\S)\n *(?=\S)", " ", option.description or "")

@@ -95,7 +95,9 @@ def train(
             "arrays": save_batches(folder / "work.npz", batches),
         }
         specs = {
-            key: inside.worker(key, TRAINERS[key], {"is_compiled": key == "torch-compiled", **task})
+            key: inside.describe_worker(
+                key, TRAINERS[key], {"is_compiled": key == "torch-compiled", **task}
+            )
             for key in select_names(only, TRAINERS, usual)
         }
         result = summarize(
@@ -151,7 +153,9 @@ def decode(
     }
     names = select_names(only, DECODERS, usual)
     with isolated_cache(settings) as (inside, _):
-        rounds = run_rounds([inside.worker(key, DECODERS[key], task) for key in names], inside)
+        rounds = run_rounds(
+            [inside.describe_worker(key, DECODERS[key], task) for key in names], inside
+        )
     lengths = [len(source) for source in sources]
     return summarize(
         rounds,
@@ -180,7 +184,9 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
         steps = settings.rounds * settings.steps
         task = {"config": config.to_dict(), "steps": steps}
         specs = [
-            inside.worker(key, "tasks.pipeline", {**task, "is_preloaded": key == "preloaded"})
+            inside.describe_worker(
+                key, "tasks.pipeline", {**task, "is_preloaded": key == "preloaded"}
+            )
             for key in ("pipeline", "preloaded")
         ]
         rounds = run_rounds(specs, inside)
@@ -215,7 +221,7 @@ def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: in
             data = dataclasses.asdict(some)
             flops[length] = step_flops(make_config(data).model, some.vocab, batch)
             task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
-            specs.append(inside.worker(str(length), "tasks.train", task))
+            specs.append(inside.describe_worker(str(length), "tasks.train", task))
         first = str(lengths[0])
         result = summarize(
             run_rounds(specs, inside),

@@ -73,7 +73,7 @@ class Settings:
     say: Callable[[str], None] = lambda _: None
     """A function that receives progress messages."""
 
-    def worker(self, name: str, maker: str, task: Mapping[str, Any]) -> WorkerSpec:
+    def describe_worker(self, name: str, maker: str, task: Mapping[str, Any]) -> WorkerSpec:
         """Return a worker's spec. `maker` is the name of a function that returns a `Workload`.
 
         The functions for other libraries are in `peers`, and this project's are in `tasks`.

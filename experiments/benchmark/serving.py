@@ -55,7 +55,7 @@ def serve(
         for key in names:
             if key == "ours":
                 own = {"run": str(run_folder.resolve()), **task}
-                specs.append(inside.worker(key, "tasks.serve", own))
+                specs.append(inside.describe_worker(key, "tasks.serve", own))
                 continue
             export_ctranslate2(run, folder / key, QUANTIZATIONS[key])
             export = {
@@ -64,7 +64,7 @@ def serve(
                 "limits": length_limits(run, lines),
                 **task,
             }
-            specs.append(inside.worker(key, "peers.serve", export))
+            specs.append(inside.describe_worker(key, "peers.serve", export))
         rounds = run_rounds(specs, inside)
     work = {"run": run_folder.name, "beam_size": beam_size, "sentences": len(lines)}
     return summarize(rounds, name, unit="sentences", work=work, references=("ctranslate2",))

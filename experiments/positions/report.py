@@ -35,7 +35,8 @@ DASHES = ("-", "--", "-.", ":")
 def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, with one curve per scheme.
 
-    Error bars show one standard deviation over seeds. Each point is near the middle of its bucket.
+    A point is the mean over seeds; for perplexity, it is the geometric mean. Error bars show one
+    standard deviation. Each point is near the middle of its bucket.
     The number of sentences in each bucket appears at the top. A bucket's gray band contains all
     means that do not differ significantly from the first scheme's mean. The dashed vertical line
     marks L.
@@ -66,7 +67,12 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
         scores = [by_name[name] for by_name in curve]
         axes.errorbar(
             [(bucket.above + bucket.end) / 2 + shift for bucket in study.buckets],
-            [statistics.fmean(values) for values in scores],
+            [
+                statistics.geometric_mean(values)
+                if name == "perplexity"
+                else statistics.fmean(values)
+                for values in scores
+            ],
             [statistics.stdev(values) if len(values) > 1 else 0.0 for values in scores],
             color=COLORS[number % len(COLORS)],
             marker=MARKERS[number % len(MARKERS)],
@@ -206,9 +212,9 @@ def footnotes(study: Study) -> Sequence[str]:
         "The length of a sentence pair is the length of its source or target, whichever is longer.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
-        f"\\*: the mean differs significantly from that of {study.schemes[0]} (with 95% confidence "
-        "for all rows of a bucket together, by Dunnett's method with seeds as blocks). In the "
-        "figure, such a mean is outside its bucket's gray band.",
+        f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
+        "rows of a bucket together, by Dunnett's method with seeds as blocks, and for perplexities "
+        "by their logarithms). In the figure, all means outside a bucket's gray band do.",
         *_describe_wide(study),
     ]
     if study.metric == "bleu":

@@ -111,3 +111,13 @@ def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Pat
     texts = re.findall(r'<g id="xtick_\d+">.*?>([^<>\s]+)</text>', draw_ratios(results), re.DOTALL)
     ticks = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
     assert 0.5 < max(ticks) < 2
+
+
+def test_rows_with_equal_scores_draw_a_figure_without_a_warning(tmp_path: Path) -> None:
+    rows = {name: Row(SMALL.change(model={"remat": name == "remat"})) for name in ("base", "remat")}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        write_results(run, 4.0 + run.seed, 10, splits=["dev"])
+        set_status(run, "done")
+    assert ">remat" in draw_ratios(collect(sweep))

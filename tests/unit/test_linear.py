@@ -14,7 +14,7 @@ from lowering import lower_for
 from oracles import SMALL, apply, drawn_params, initial_params, normal
 
 from transformer_jax.model.embeddings import Embedding
-from transformer_jax.model.linear import Dense, matmul, multiply_in_float32
+from transformer_jax.model.linear import Dense, matmul, multiply_to_float32
 from transformer_jax.model.target_platform import tracing_for
 
 # Each case gives the shapes of x and of the matrix, and the number of axes to contract.
@@ -65,7 +65,7 @@ def test_gradients_of_bfloat16_products_are_close_to_those_in_float32(platform: 
     _, expected = jax.vjp(matmul, x, matrix)
     with tracing_for(platform):
         rounded = x.astype(jnp.bfloat16), matrix.astype(jnp.bfloat16)
-        product, vjp = jax.vjp(functools.partial(multiply_in_float32, matmul), *rounded)
+        product, vjp = jax.vjp(functools.partial(multiply_to_float32, matmul), *rounded)
     assert product.dtype == jnp.float32
     for actual, gradient in zip(vjp(cotangent), expected(cotangent), strict=True):
         assert actual.dtype == jnp.bfloat16

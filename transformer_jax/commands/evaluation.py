@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
 GRID_OPTIONS = ("beam_sizes", "alphas", "averages")
 NOT_FOR_GRIDS = (
-    *("on", "per_checkpoint", "baseline", "by_length", "average_checkpoints"),
-    *("beam_size", "alpha", "beam_end"),
+    "on",
+    "per_checkpoint",
+    "baseline",
+    "by_length",
+    "average_checkpoints",
+    "beam_size",
+    "alpha",
+    "beam_end",
 )
 
 

@@ -27,8 +27,8 @@ def assume_shapes(config: Config) -> Shapes:
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """
     data = config.data
-    powers = (MIN_WIDTH << i for i in itertools.count())
-    widths = [*itertools.takewhile(lambda width: width < data.max_length, powers), data.max_length]
+    doubled = (MIN_WIDTH << i for i in itertools.count())
+    widths = [*itertools.takewhile(lambda width: width < data.max_length, doubled), data.max_length]
     buckets = [Bucket(max_rows(data.batch_tokens, width), width, width, 0) for width in widths]
     return Shapes(config, buckets, "assumed shapes and vocabulary size")
 

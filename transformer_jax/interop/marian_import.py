@@ -178,8 +178,9 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so create no arrays before the check.
     shapes = marian_shapes(config, parameter_shapes(abstract_params(model)))
-    positions = dict.fromkeys(POSITIONS, (config.max_length, config.d_model))
-    optional: dict[str, tuple[int, ...]] = {**positions}
+    optional: dict[str, tuple[int, ...]] = dict.fromkeys(
+        POSITIONS, (config.max_length, config.d_model)
+    )
     if SHARED in shapes:
         optional |= dict.fromkeys(TABLES.values(), shapes[SHARED])
     elif TABLES["output_embedding.table"] not in shapes:

@@ -157,7 +157,7 @@ def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
 
 
 def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N"] | slice:
-    """Return Marian's ID for each row of a parameter, or a slice if all IDs are the same here."""
+    """Return Marian's ID for each row of a parameter, or `slice(None)` if no ID differs."""
     if vocabulary is None:
         return slice(None)
     tokenizer = vocabulary.source if name.startswith("source") else vocabulary.target

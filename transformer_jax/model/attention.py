@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.linear import Dense, multiply_in_float32, sum_dtype
+from transformer_jax.model.linear import Dense, multiply_to_float32, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32 or higher precision."""
@@ -53,7 +53,7 @@ def dot_product(
     The paper scales this score; see `scaled_dot_product`.
     """
     # bfloat16 would round large scores.
-    return multiply_in_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
+    return multiply_to_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
 
 
 def scaled_dot_product(

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.linear import matmul, multiply_in_float32
+from transformer_jax.model.linear import matmul, multiply_to_float32
 
 
 class Embedding(nn.Module):
@@ -38,4 +38,4 @@ class Embedding(nn.Module):
         The logits are in float32 or higher precision.
         """
         dtype = self.config.dtype
-        return multiply_in_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)
+        return multiply_to_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)

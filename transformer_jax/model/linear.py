@@ -41,7 +41,7 @@ def matmul(
     )
 
 
-def multiply_in_float32(
+def multiply_to_float32(
     product: Product, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """Return the product of x and y in float32 or higher precision, even if x is in bfloat16.

@@ -16,8 +16,8 @@ MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, with simultaneous\n95% intervals"
-# Points are at least this many typical half-widths of an interval away from the edge. An interval
-# that is much wider, such as that of a row whose seeds differ widely, ends at the edge.
+# An interval ends at the edge of the figure if it extends farther than the farthest point by more
+# than this many typical half-widths, such as the interval of a row whose seeds differ widely.
 MAX_HALVES = 3.0
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
@@ -98,14 +98,15 @@ def draw_ratios(results: Results) -> str:
             axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
         points += [x for x in (ours, paper) if x is not None]
     comparisons = results.analyses["perplexity"].comparisons.values()
-    halves = [(x.interval.high - x.interval.low) / 2 for x in comparisons if x.interval]
-    if halves:
-        half = statistics.median(halves)
+    intervals = [comparison.interval for comparison in comparisons if comparison.interval]
+    if intervals:
+        half = statistics.median((high - low) / 2 for low, high in intervals)
         band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
         axes.axvspan(-half, half, **band)
         limit = max(map(abs, points)) + MAX_HALVES * half
-        low, high = axes.get_xlim()
-        axes.set_xlim(max(low, -limit), min(high, limit))
+        if max(max(-low, high) for low, high in intervals) > limit:
+            low, high = axes.get_xlim()
+            axes.set_xlim(max(low, -1.08 * limit), min(high, 1.08 * limit))
     axes.axvline(0.0, color="black", linewidth=0.8)
     labels = [printable_label(_describe(row)) for row in results.rows.values()]
     axes.set_yticks(range(len(labels)), labels)

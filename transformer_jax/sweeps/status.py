@@ -147,7 +147,8 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
     newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
-    newest = ChainMap(_numbers(scores.get("dev", {})), *reversed(dev))
+    dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
+    newest = ChainMap(_numbers(scores.get("dev", {})), *dev[-1:], *dev_bleus[-1:])
     is_running = status.status == "running"
     return replace(
         status,

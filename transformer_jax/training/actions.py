@@ -39,8 +39,9 @@ class DueActions(NamedTuple):
     def waits_for_step(self) -> bool:
         """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
 
-        These actions wait for the step's result anyway. So does a recovery save, but it must not
-        trigger the check, because the step at which a run ends must not depend on the clock.
+        A report, an evaluation, and an interruption wait for the step's result anyway. So does a
+        recovery save, but it must not trigger the check, because the step at which a run ends must
+        not depend on the clock.
         """
         return self.report or self.evaluate or self.interrupt
 
