@@ -198,7 +198,10 @@ def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
     """Return the mean and deviation of a scheme in a bucket, with "*" if it is significant."""
     if scheme not in study.curves:
         return "-"
-    mean = format_mean(study.curves[scheme][number][name], DIGITS[name])
+    values = study.curves[scheme][number][name]
+    # Perplexities near 1 need another digit.
+    digits = DIGITS[name] + (name == "perplexity" and statistics.fmean(values) < 2)
+    mean = format_mean(values, digits)
     comparison = analyze_bucket(study, number, name).comparisons.get(scheme)
     interval = comparison.interval if comparison is not None else None
     return f"{mean}\\*" if interval and not interval.low <= 0 <= interval.high else mean
