@@ -366,14 +366,14 @@ plt.show()
 # show the range over the three seeds. Compare different schemes at the same length, but do not
 # compare different lengths for the same scheme, because the sentences at each length are different.
 #
-# Up to $2.5L = 75$ tokens, sinusoids are better than the learned table, whose rows beyond $L$ are
-# random vectors. They are also better at lengths up to $L$, so part of their advantage may be due
-# to faster learning. They do not extrapolate far, however: their perplexity grows quickly, and
-# almost no lines are translated correctly. The formula defines a vector for every position, but the
-# *model* has never seen these vectors. Rotary positions, a later scheme that makes attention depend
-# on the offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the
-# lowest perplexity, because unfamiliar positions cannot mislead it. At lengths up to $L$, it is the
-# worst model.
+# Up to $L$, all three schemes that encode positions translate nearly every line. Beyond $L$,
+# sinusoids are better than the learned table, whose rows beyond $L$ are random vectors. They do not
+# extrapolate far, however: their perplexity grows quickly, and up to $1.5L$, only 15% of the lines
+# are translated correctly. The formula defines a vector for every position, but the *model* has
+# never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
+# offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest
+# perplexity, because unfamiliar positions cannot mislead it. At lengths up to $L$, it is the worst
+# model.
 #
 # ## Exercises
 #

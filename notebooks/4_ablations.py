@@ -199,11 +199,11 @@ plt.show()
 
 # %% [markdown]
 # An interval that contains 0 is inconclusive. Within the training length, the sign depends on the
-# text: sinusoids are better on the number words and the short numbers, and the learned table is
-# better on the Multi30k captions. Neither scheme is always better, which is consistent with the
-# paper's "nearly identical results". Just beyond the training length, the learned table does not
-# beat sinusoids on any of the three texts. Notebook 2 shows the reason: the table's rows for those
-# positions are untrained.
+# text: sinusoids are better on the number words and slightly better on the short numbers, and the
+# learned table is better on the Multi30k captions. Neither scheme is always better, which is
+# consistent with the paper's "nearly identical results". Just beyond the training length, the
+# learned table does not beat sinusoids on any of the three texts. Notebook 2 shows the reason: the
+# table's rows for those positions are untrained.
 #
 # ## Compare your own runs
 #

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
@@ -35,8 +37,8 @@ DASHES = ("-", "--", "-.", ":")
 def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, with one curve per scheme.
 
-    A point is the mean over seeds; for perplexity, it is the geometric mean. Error bars show one
-    standard deviation. Each point is near the middle of its bucket.
+    Each point is the mean over seeds, and its error bar shows one standard deviation. For
+    perplexity, both are computed from logarithms. A point is near the middle of its bucket.
     The number of sentences in each bucket appears at the top. A bucket's gray band contains all
     means that do not differ significantly from the first scheme's mean. The dashed vertical line
     marks L.
@@ -64,16 +66,11 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
         # Shift the curves horizontally, so that their error bars do not overlap.
         shift = number / max(1, len(study.curves) - 1) - 0.5
         shift *= study.max_training_length / 8
-        scores = [by_name[name] for by_name in curve]
+        low, center, high = np.array([_error_bar(by_name[name], name) for by_name in curve]).T
         axes.errorbar(
             [(bucket.above + bucket.end) / 2 + shift for bucket in study.buckets],
-            [
-                statistics.geometric_mean(values)
-                if name == "perplexity"
-                else statistics.fmean(values)
-                for values in scores
-            ],
-            [statistics.stdev(values) if len(values) > 1 else 0.0 for values in scores],
+            center,
+            [center - low, high - center],
             color=COLORS[number % len(COLORS)],
             marker=MARKERS[number % len(MARKERS)],
             linestyle=DASHES[number % len(DASHES)],
@@ -82,6 +79,16 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
             capsize=2,
             label=scheme.replace("$", r"\$"),
         )
+
+
+def _error_bar(values: Sequence[float], name: Score) -> Float[np.ndarray, " 3"]:
+    """Return the mean and the ends of its error bar, in increasing order."""
+    if name == "perplexity":
+        values = [math.log(value) for value in values]
+    mean = statistics.fmean(values)
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    bar = np.array([mean - deviation, mean, mean + deviation])
+    return np.exp(bar) if name == "perplexity" else bar
 
 
 def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
