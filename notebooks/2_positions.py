@@ -331,8 +331,9 @@ plt.show()
 # The authors chose sinusoids "because it may allow the model to extrapolate to sequence lengths
 # longer than the ones encountered during training." The paper does not test this claim, but the
 # positions study in this repository does. Its models train on lines of at most $L = 30$ tokens and
-# are scored on lines of up to 120. We plot the study's committed results, with three seeds for each
-# scheme. `docs/positions.md` describes the study and its statistics.
+# are scored on lines of up to 120. The lines contain spelled-out numbers. We plot the study's
+# committed results, with three seeds for each scheme. `docs/positions.md` describes the study and
+# its statistics.
 
 # %%
 results = defaultdict(list)
@@ -367,13 +368,14 @@ plt.show()
 # compare different lengths for the same scheme, because the sentences at each length are different.
 #
 # Up to $L$, all three schemes that encode positions translate nearly every line. Beyond $L$,
-# sinusoids are better than the learned table, whose rows beyond $L$ are random vectors. They do not
-# extrapolate far, however: their perplexity grows quickly, and up to $1.5L$, only 15% of the lines
-# are translated correctly. The formula defines a vector for every position, but the *model* has
-# never seen these vectors. Rotary positions, a later scheme that makes attention depend on the
-# offset, are better up to $1.5L$. Beyond $2L$, the model without any positions has the lowest
-# perplexity, because unfamiliar positions cannot mislead it. At lengths up to $L$, it is the worst
-# model.
+# sinusoids have a lower perplexity than the learned table, whose rows beyond $L$ are random
+# vectors. They do not extrapolate far, however: their perplexity grows quickly, and from $L$ to
+# $1.5L$, only 15% of the lines are translated correctly. The formula defines a vector for every
+# position, but the *model* has never seen these vectors. Rotary positions, a later scheme that
+# makes attention depend on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model
+# without any positions has the lowest perplexity, probably because unfamiliar positions cannot
+# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On the
+# study's other two texts, sinusoids are not significantly better than the learned table beyond $L$.
 #
 # ## Exercises
 #
