@@ -50,11 +50,7 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 
 
 class Translations(NamedTuple):
-    """The finished hypotheses of each sentence, best first.
-
-    After a beam search, only the first `num_best` are final: the search can end while live
-    hypotheses can still replace the others.
-    """
+    """The finished hypotheses of each sentence, best first. Only the first `num_best` are final."""
 
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
@@ -124,12 +120,7 @@ def end_if_likely(
     return is_likely | (is_live & is_last & has_none)
 
 
-def end_any(
-    beam: _Beam,
-    _ending: Float[Array, "B J"],
-    _candidates: Float[Array, "B C"],
-    _is_last: Bool[Array, "B 1"],
-) -> Bool[Array, "B J"]:
+def end_any(beam: _Beam, *_: object) -> Bool[Array, "B J"]:
     """Let every live hypothesis finish. Differs from the authors' code."""
     return beam.live_log_probs > NEG_INF / 2
 
