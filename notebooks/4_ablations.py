@@ -202,10 +202,11 @@ plt.show()
 # text: sinusoids are better on the number words and slightly better on the short numbers, and the
 # learned table is better on the Multi30k captions. Neither scheme is always better, which is
 # consistent with the paper's "nearly identical results". Just beyond the training length, sinusoids
-# are much better on the short numbers and slightly better on the captions, and the number words are
-# inconclusive. Notebook 2 shows one possible reason: the learned table's rows for those positions
-# are untrained. The intervals are not corrected for multiple comparisons, and the models were
-# trained for 600 steps (number words), 2,400 steps (short numbers), and 700 steps (captions).
+# are much better on the short numbers and slightly better on the captions; the results on the
+# number words are inconclusive. Notebook 2 shows one possible reason: the learned table's rows for
+# those positions are untrained. The intervals are not corrected for multiple comparisons, and the
+# models were trained for 600 steps (number words), 2,400 steps (short numbers), and 700 steps
+# (captions).
 #
 # ## Compare your own runs
 #

@@ -36,7 +36,7 @@ Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
 
 
 class SharedStep(TrainStep):
-    """A step whose compiled program can be reused. Tests that make a `TrainStep` compile it."""
+    """A step whose compiled program can be reused. Each `TrainStep` is compiled separately."""
 
 
 @contextmanager

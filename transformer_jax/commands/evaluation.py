@@ -131,7 +131,7 @@ class Evaluate(RunCommand):
             return evaluation, evaluate(baseline, text, changes, progress=progress)
 
     def _check_grid_options(self) -> None:
-        """Reject options that do not apply to a grid, or that apply only to a grid."""
+        """Reject options that do not apply with `--grid` or, without it, apply only to a grid."""
         for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
             option = f"--{name.replace('_', '-')}"
             if not self.grid:

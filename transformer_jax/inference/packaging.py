@@ -90,7 +90,7 @@ def create_package(
     dtype: Dtype = "float32",
     versions: Mapping[str, str] | None = None,
 ) -> RunDirectory:
-    """Create a package's run folder. In its config, absolute paths of text become file names."""
+    """Create a package's run folder. Its config contains only the names of text files."""
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(run.config.data, split):

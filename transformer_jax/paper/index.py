@@ -24,7 +24,7 @@ class Item:
     test: str
     """The test for this item, within tests/unit: FILE::FUNCTION."""
     small: str = ""
-    """The command to run at small scale. Empty if it is the test's command."""
+    """The command to run at small scale, or "" if this is the command that runs the test."""
     full: str = ""
     """The command to run at the paper's scale. Empty if the result does not depend on the scale."""
 

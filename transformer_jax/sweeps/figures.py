@@ -16,8 +16,8 @@ MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, with simultaneous\n95% intervals"
-# An interval ends at the edge of the figure if it extends farther than the farthest point by more
-# than this many typical half-widths, such as the interval of a row whose seeds differ widely.
+# If the seeds of a row differ widely, its interval may be much wider than the others. An interval
+# that extends beyond the farthest point by more typical half-widths than this ends at the edge.
 MAX_HALVES = 3.0
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44

@@ -54,7 +54,7 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The mean FLOPs of a training run, both counted and estimated with the paper's method
+    """The mean FLOPs of a training run: the counted FLOPs, and an estimate by the paper's method
     (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
@@ -92,7 +92,7 @@ class Results:
     sweep: Sweep
     rows: Mapping[str, RowResult]
     test_differences: Mapping[str, Mapping[int, BleuDifference]]
-    """How much test BLEU differs from the first row's, keyed by row and seed."""
+    """The difference in test BLEU from the first row, keyed by row and seed."""
     signature: str
     """The sacreBLEU signature of the test BLEU comparisons, or "" if there are none."""
     command: str

@@ -123,7 +123,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int
 ) -> dict[str, tuple[float, Interval, float]]:
-    """Fit scores as row effect + seed effect + error, and compare the rows by Dunnett's method.
+    """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
     Args:
         scores: rows with at least two seeds and similar deviations.

@@ -184,7 +184,7 @@ def _run_steps(
 
 
 def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:
-    """Return the metrics since the last report and the latest learning rate; reset the meter."""
+    """Return the latest learning rate and the metrics since the last report; reset the meter."""
     # Skipped steps do not count as updates.
     num_updates = max(step - int(meter.last.skipped), 1)
     rate = learning_rate_schedule(config.train, config.model.d_model)(num_updates)

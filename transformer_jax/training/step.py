@@ -163,9 +163,9 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
 def update_if(condition: Bool[Array, ""], update: Callable[[], Any], old: Tree) -> Tree:
     """Return the result of `update` if the condition is true, and otherwise the old arrays.
 
-    On a CPU, `jnp.where` would make XLA copy Adam's old moments, because XLA computes the new
-    parameters from the old moments after it has overwritten them. On a GPU, `cond` would copy the
-    state. On a TPU, `cond` would keep XLA from fusing the update with the gradients.
+    On a CPU, `jnp.where` would make XLA copy Adam's old moments, because XLA overwrites the moments
+    before it uses them to compute the new parameters. On a GPU, `cond` would copy the state. On a
+    TPU, `cond` would keep XLA from fusing the update with the gradients.
     """
     if target_platform() == "cpu":
         return jax.lax.cond(condition, update, lambda: old)
