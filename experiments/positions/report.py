@@ -224,7 +224,8 @@ def footnotes(study: Study) -> Sequence[str]:
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
         "rows of a bucket together, by Dunnett's method with seeds as blocks, and for perplexities "
-        "by their logarithms). In the figure, all means outside a bucket's gray band do.",
+        "by their logarithms). In the figure, every mean outside its bucket's gray band differs "
+        "significantly.",
         *_describe_wide(study),
     ]
     if study.metric == "bleu":

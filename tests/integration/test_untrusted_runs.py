@@ -206,6 +206,12 @@ def test_a_vocabulary_that_crashes_the_verifying_process_is_rejected(
             check_model(unverified, "x")
 
 
+def test_a_vocabulary_with_a_special_token_that_is_not_utf8_is_rejected(unverified: bytes) -> None:
+    assert b"\n\x05<pad>" in unverified
+    with pytest.raises(DataError, match="x is not a SentencePiece model: UnicodeDecodeError"):
+        check_model(unverified.replace(b"\n\x05<pad>", b"\n\x05\xffpad>"), "x")
+
+
 def test_a_vocabulary_is_verified_once(unverified: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     check_model(unverified, "x")
     monkeypatch.setattr(tokenizer, "PROBE", "raise SystemExit(1)")
