@@ -7,8 +7,8 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from types import MappingProxyType
-from typing import NoReturn, TypeVar, get_type_hints
+from types import MappingProxyType, NoneType
+from typing import Annotated, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -18,7 +18,7 @@ from transformer_jax.commands.arguments import Words, check_positional, split_wo
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config import Config, Row
-from transformer_jax.config.validation import did_you_mean
+from transformer_jax.config.validation import TypeForm, annotations, did_you_mean
 from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
@@ -71,6 +71,7 @@ def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words:
         config = next(iter(command.load_rows().values())).config
         default = dataclasses.replace(command, config=config)
     _join_lines(kind)
+    _hide_none(kind)
     tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], default=default)
     raise SystemExit
 
@@ -85,6 +86,26 @@ def _join_lines(kind: type) -> None:
                 field.metadata = MappingProxyType({"help": text})
     for section in filter(dataclasses.is_dataclass, get_type_hints(kind).values()):
         _join_lines(section)
+
+
+def _hide_none(kind: type) -> None:
+    """Let tyro omit the default None, or (), of an option, whose help text describes the effect."""
+    types = annotations(kind)
+    for field in dataclasses.fields(kind):
+        if field.default in (None, ()):
+            option_type, metadata = types[field.name]
+            hidden = tyro.conf.arg(help_behavior_hint="", metavar=_metavar(option_type))
+            kind.__annotations__[field.name] = Annotated[option_type, hidden, *metadata]
+
+
+def _metavar(option_type: TypeForm) -> str | None:
+    """Return the placeholder for a type in a union with None, or None to keep tyro's."""
+    match [kind for kind in get_args(option_type) if kind is not NoneType]:
+        case [type() as kind]:
+            return kind.__name__.upper()
+        case [kind] if get_origin(kind) is Literal:
+            return f"{{{','.join(get_args(kind))}}}"
+    return None
 
 
 def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:

@@ -283,6 +283,16 @@ def test_help_breaks_lines_only_where_the_next_word_does_not_fit(
                 assert len(f"{line} {following.split()[0]}") > 77, (name, line, following)
 
 
+def test_help_omits_defaults_of_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        main([name, "--help"])
+        own_options = capsys.readouterr().out.partition(" model options ")[0]
+        assert "None" not in own_options, name
+        assert not re.search(r"\(default:\W+\)", own_options), name
+    main(["evaluate", "--help"])
+    assert "(default: False)" in capsys.readouterr().out
+
+
 def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
     main(["params", "tiny", "--help"])
     out = capsys.readouterr().out

@@ -140,7 +140,7 @@ class Package(CheckpointCommand):
     rounds them to two or three significant digits. Computations use float32."""
     license: str = "unknown"
     """The license that the model card states, such as cc-by-4.0."""
-    languages: tuple[str, str] | None = None
+    languages: Annotated[tuple[str, str] | None, arg(metavar="SOURCE TARGET")] = None
     """The source and target languages that the model card states, such as
     `en de`. Default: the languages in the config or in the file names."""
 

@@ -31,8 +31,11 @@ class Paper(PathCommand):
     """List each table, figure, and equation in the paper with the command that reproduces it.
 
     table1: measure the layer types of Table 1.
+
     table2: compare the training cost of the models in Table 2.
+
     figure1, figure2: draw these figures.
+
     For any other item, such as equation3 or section5.4, print its commands.
     """
 

@@ -36,11 +36,15 @@ class Plot(PathCommand):
 
     curves: the metrics of one or more runs. Runs that differ only in their
     seed form one line with a band.
+
     schedule: the learning rate, compared with the rates for other widths and
     warmups.
+
     positions: the encoder's positional encodings. A learned table is shown
     before and after training, next to sinusoids.
+
     loss: the loss by position and by sentence length.
+
     heads: how much the loss increases when each attention head is masked,
     and how many heads can be masked.
     """
