@@ -186,6 +186,18 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
     assert list(named.groups) == ["row"]
 
 
+def test_no_two_groups_have_the_same_label(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(run, tmp_path / "first" / "name", REPORTS)
+    copy_run(run, tmp_path / "name", REPORTS, model={"num_heads": 1})
+    monkeypatch.chdir(tmp_path)
+    # The second run's relative path is the first run's name.
+    comparison = transformer_jax.compare(["first/name", "name"])
+    assert list(comparison.groups) == ["name", str(tmp_path / "name")]
+    assert [row["run"] for row in comparison.table] == ["first/name", "name"]
+
+
 def test_runs_that_cannot_be_compared_are_errors(run: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run to compare"):
         transformer_jax.compare([])

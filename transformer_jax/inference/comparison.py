@@ -121,12 +121,16 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
 
 
 def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirectory, ...]]:
-    """Label each group with its first run's name, or with that run's path if the name is taken."""
+    """Label each group with its first run's name, or with that run's path if the name is taken.
+
+    A relative path can equal another run's name, so the absolute path is the last choice.
+    """
     labeled: dict[str, tuple[RunDirectory, ...]] = {}
     for runs in groups:
         path = runs[0].path.resolve()
         name = path.parent.name if SEED_FOLDER.fullmatch(path.name) else path.name
-        labeled[str(runs[0].path) if name in labeled else name] = tuple(runs)
+        labels = (name, str(runs[0].path), str(path))
+        labeled[next(label for label in labels if label not in labeled)] = tuple(runs)
     return labeled
 
 
