@@ -18,6 +18,12 @@ def test_every_layer_preserves_the_shape(name: str) -> None:
     assert y.shape == X.shape
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_width_of_a_layer_can_be_odd(name: str) -> None:
+    layer, x = LAYERS[name](WIDTH + 1), X[..., :1].repeat(WIDTH + 1, axis=-1)
+    assert jax.eval_shape(lambda: layer.init_with_output(jax.random.key(0), x)[0]).shape == x.shape
+
+
 def test_a_convolution_sums_the_products_of_its_window() -> None:
     layer = Convolution(WIDTH, KERNEL)
     params = drawn_params(layer, X)

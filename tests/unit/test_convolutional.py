@@ -1,6 +1,7 @@
 """Test the convolutional encoder-decoder against NumPy loops."""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sinusoid
 from test_recurrent import sigmoid
 
 from transformer_jax.architectures.build import attention_weights, build_model
+from transformer_jax.config import ModelConfig
 from transformer_jax.model.transformer import shift_right
 from transformer_jax.special_tokens import PAD
 
@@ -75,3 +77,13 @@ def test_the_model_is_the_equations_of_convs2s_as_loops(width: int) -> None:
         actual = weights["cross"][:, row, 0]
         np.testing.assert_allclose(actual[..., : len(tokens)], expected_weights, atol=1e-4)
         assert not np.any(actual[..., len(tokens) :])
+
+
+@pytest.mark.parametrize("score", ["scaled_dot_product", "general", "additive"])
+def test_the_width_can_be_odd_without_sinusoids(score: Any) -> None:
+    config = ModelConfig(
+        architecture="conv", num_layers=1, d_model=15, positions="learned", attention_score=score
+    )
+    model = build_model(config, VOCABULARY)
+    logits = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), SOURCE, TARGET)[0])
+    assert logits.shape == (*TARGET.shape, VOCABULARY)

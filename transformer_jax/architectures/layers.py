@@ -32,6 +32,7 @@ class SelfAttention(nn.Module):
             d_k=width,
             d_v=width,
             attention_window=self.window,
+            positions="none",
         )
         components = choose_components(config)
         attention = components.self_attention(config, components.make_score)

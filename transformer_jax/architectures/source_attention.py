@@ -39,7 +39,9 @@ class SourceAttention(nn.Module):
     def setup(self) -> None:
         c = self.config
         make_score = ATTENTION_SCORES[c.attention_score]
-        self.score = make_score(ModelConfig(d_model=c.d_model, num_heads=1, d_k=c.d_model))
+        width = c.d_model
+        score_config = ModelConfig(d_model=width, num_heads=1, d_k=width, positions="none")
+        self.score = make_score(score_config)
         if c.attention_score == "additive":
             self.query = Dense((c.d_model,), c.dtype, use_bias=False)
             self.key = Dense((c.d_model,), c.dtype, use_bias=False)
