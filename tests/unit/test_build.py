@@ -71,6 +71,13 @@ def test_an_implementation_rejects_what_it_cannot_compute(
         replace(SMALL, attention_implementation=implementation, **changes)
 
 
+@pytest.mark.parametrize("architecture", ["rnn", "conv"])
+def test_only_a_transformer_is_built_as_a_transformer(architecture: Any) -> None:
+    config = replace(SMALL, architecture=architecture)
+    with pytest.raises(ConfigError, match=r"^model.architecture must be transformer, got "):
+        build_transformer(config, VOCABULARY)
+
+
 def test_float64_needs_the_64_bit_types_of_jax() -> None:
     config = replace(SMALL, dtype="float64")
     with pytest.raises(ConfigError, match=r"float32 or bfloat16 outside of `jax.enable_x64"):

@@ -90,14 +90,16 @@ def check_dtype(config: ModelConfig) -> None:
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
-    """Build the model that the config describes. See `Transformer` for the vocabulary sizes.
+    """Build the Transformer that the config describes. See `Transformer` for the vocabulary sizes.
 
     Equal arguments give models that compare equal, so `jax.jit` compiles each of the model's
     functions only once.
 
     Raises:
-        ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
+        ConfigError: the architecture is not `transformer`, or the dtype is float64 and JAX's 64-bit
+            types are disabled.
     """
+    config.require("architecture", config.architecture == "transformer", "transformer")
     check_dtype(config)
     components = choose_components(config)
     transformer = BiasedTransformer if config.output_bias else Transformer
