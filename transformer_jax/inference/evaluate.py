@@ -77,7 +77,7 @@ def read_files(run: Run, files: Files) -> Text:
     """Read parallel text from files outside the run's corpus.
 
     Raises:
-        DataError: a file cannot be used, or a target is too long for the model.
+        DataError: a file cannot be used, or a line is too long for the model.
     """
     for path in files:
         if not path.exists():
@@ -86,13 +86,14 @@ def read_files(run: Run, files: Files) -> Text:
     corpus = TextFiles(dict.fromkeys(SPLITS, (source, target)), folder=None)
     sources, references = map(list, zip(*corpus.read("test"), strict=True))
     encoded = run.vocabulary.source.encode(sources), run.vocabulary.target.encode(references)
-    longest = run.config.model.max_lengths[1]
-    for number, tokens in enumerate(encoded[1], start=1):
-        if longest is not None and len(tokens) > longest:
-            raise DataError(
-                f"{files[1].name}, line {number}: {len(tokens)} tokens, and the model writes at "
-                f"most {longest} (model.max_positions)"
-            )
+    limits = zip(files, encoded, ("reads", "writes"), run.config.model.max_lengths, strict=True)
+    for path, lines, verb, longest in limits:
+        for number, tokens in enumerate(lines, start=1):
+            if longest is not None and len(tokens) > longest:
+                raise DataError(
+                    f"{path.name}, line {number}: {len(tokens)} tokens, and the model {verb} at "
+                    f"most {longest}"
+                )
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
