@@ -33,7 +33,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_importance_is_the_loss_without_each_head(run: Run) -> None:
-    importance = head_importance(run, num_sentences=8, margin=math.inf)
+    counts: list[tuple[int, int]] = []
+
+    def progress(title: str, done: int, total: int) -> None:
+        if title == "masking heads":
+            counts.append((done, total))
+
+    importance = head_importance(run, num_sentences=8, margin=math.inf, progress=progress)
+    # With an unlimited margin, all losses are needed: without masks, and twice for each head.
+    assert counts == [(i, 13) for i in range(1, 14)]
     tokens = [
         side._replace(offsets=side.offsets[:9])
         for side in prepare_split("dev", of=run).tokens("dev")

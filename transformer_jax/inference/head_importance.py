@@ -113,13 +113,13 @@ def head_importance(
         for side in prepare_split(split, of=run, progress=progress).tokens(split)
     ]
     num_heads = math.prod(shape)
-    num_done = 0
+    num_done, num_losses = 0, 1 + 2 * num_heads
 
     def loss_of(mask: Bool[np.ndarray, "3 L H"]) -> float:
         nonlocal num_done
         scores = score_sentences(run.model, mask_heads(run.params, mask), *tokens)
         num_done += 1
-        progress("masking heads", num_done, 2 * num_heads)
+        progress("masking heads", num_done, num_losses)
         return math.fsum(x.nll for x in scores) / sum(x.target_tokens for x in scores)
 
     whole = loss_of(np.ones(shape, bool))
