@@ -322,7 +322,9 @@ def test_the_package_exports_the_names_that_it_documents() -> None:
         assert getattr(transformer_jax, name).__doc__
     assert transformer_jax.Config is Config
     assert callable(transformer_jax.load)
-    assert set(transformer_jax.__all__) <= set(dir(transformer_jax))
+    names = dir(transformer_jax)
+    assert set(transformer_jax.__all__) <= set(names)
+    assert len(names) == len(set(names))
     with pytest.raises(AttributeError, match="module 'transformer_jax' has no attribute 'nope'"):
         transformer_jax.nope  # noqa: B018
 
