@@ -124,7 +124,7 @@ def configs(draw: st.DrawFn) -> Config:
     if model["architecture"] == "conv" and model["positions"] not in ADDED_POSITIONS:
         model["positions"] = "none"
     if model["attention_score"] == "none":
-        model["rnn_input_feeding"] = False
+        model |= {"rnn_input_feeding": False, "attention_dropout": 0.0}
         if model["architecture"] != "rnn":
             model["attention_score"] = "general"
     for key in ("d_model", "d_k", "position_buckets"):
@@ -288,6 +288,17 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         },
         "model.rnn_input_feeding",
         "True",
+    ),
+    (
+        {
+            "model": {
+                "architecture": "rnn",
+                "attention_score": "none",
+                "attention_dropout": 0.1,
+            }
+        },
+        "model.attention_dropout",
+        "0.1",
     ),
     ({"model": {"dropout": 1.0}}, "model.dropout", "1.0"),
     ({"data": {"max_length": 257}}, "data.max_length", "257"),

@@ -70,3 +70,5 @@ def check_architecture(model: ModelConfig) -> None:
     if model.attention_score == "none":
         rule = "False with model.attention_score none (the decoder has no attentional output)"
         model.require("rnn_input_feeding", not model.rnn_input_feeding, rule)
+        rule = "0 with model.attention_score none (there are no attention weights)"
+        model.require("attention_dropout", model.attention_dropout == 0, rule)
