@@ -115,9 +115,11 @@ def fourth_root(numerator: float, denominator: float) -> float:
         # The abbreviation and the ordinal keep their periods, so there are 7 words. The word "Juni"
         # is in 1 of 7 unigrams, 2 of 6 bigrams, 2 of 5 trigrams, and 2 of 4 four-grams.
         ("13a", "Sie kam z.B. am 3. Juni.", "Sie kam z.B. am 3. Mai.", fourth_root(72, 420)),
-        # Quotation marks become separate words, as in `„ Ja “ , rief er .`. In the reference, only
+        # Quotation marks become separate words, as in `„ Ja " , rief er .`. In the reference, only
         # the first of these 7 words is different.
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
+        # Typographic punctuation is replaced before tokenization.
+        ("13a", "Er sagt: “So geht es …”", 'Er sagt: "So geht es ..."', 100.0),
         # Tokenization precedes splitting, so the result is
         # "im Text ##AT##-##AT## Format , bitte !".
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),

@@ -95,19 +95,20 @@ def compound_bleu(
 ) -> float | None:
     """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    Both sides are tokenized as in Moses's `tokenizer.perl -l de` and split at hyphens. BLEU is
-    computed as in `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text
-    must already be tokenized. Return None if `tokenizer` splits text into characters, because no
-    compounds remain.
+    On both sides, punctuation is replaced as in Moses's `replace-unicode-punctuation.perl`, and the
+    text is tokenized as in `tokenizer.perl -l de` and split at hyphens. BLEU is computed as in
+    `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text must already be
+    tokenized. Return None if `tokenizer` splits text into characters, because no compounds remain.
     """
     if tokenizer in ("char", "zh"):
         return None
     sides = hypotheses, references
     if tokenizer != "none":
-        from sacremoses import MosesTokenizer
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-        moses = MosesTokenizer("de")
-        sides = tuple([" ".join(moses.tokenize(line)) for line in side] for side in sides)
+        replace = MosesPunctNormalizer("de").replace_unicode_punct
+        tokenize = MosesTokenizer("de").tokenize
+        sides = tuple([" ".join(tokenize(replace(line))) for line in side] for side in sides)
     systems, expected = ([COMPOUND.sub(r"\1 ##AT##-##AT## \2", x) for x in side] for side in sides)
     bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     return bleu.corpus_score(systems, [expected]).score
