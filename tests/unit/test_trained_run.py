@@ -172,6 +172,9 @@ def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
         run.translate_best(["one"], 0)
     with pytest.raises(ConfigError, match=r"decode.beam_size must be from 1 to 1000"):
         run.translate(["one"], beam_size=0)
+    # The parameters are averaged when the run is loaded, so a translation cannot change the number.
+    with pytest.raises(UsageError, match=r"load the run with average_checkpoints=2$"):
+        run.translate(["one"], average_checkpoints=2)
     with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:
         run.translate(["one", " ".join(["one"] * 200)])
     assert too_long.value.for_shell().endswith("pass --truncate")

@@ -103,8 +103,19 @@ class Run:
         return build_model(self.config.model, **self.vocabulary.sizes)
 
     def translator(self, **decode: Any) -> Translator:
-        """Return a translator for the run's `decode` config, with these fields overridden."""
-        return Translator(self.model, self.vocabulary, replace(self.config.decode, **decode))
+        """Return a translator for the run's `decode` config, with these fields overridden.
+
+        Raises:
+            UsageError: `average_checkpoints` is overridden, although the parameters are loaded.
+        """
+        config = replace(self.config.decode, **decode)
+        if config.average_checkpoints != self.config.decode.average_checkpoints:
+            raise UsageError(
+                f"the parameters of {self.folder.path} are already loaded; to average other "
+                "checkpoints, load the run with ",
+                Setting("average_checkpoints", config.average_checkpoints),
+            )
+        return Translator(self.model, self.vocabulary, config)
 
     def translate(
         self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
