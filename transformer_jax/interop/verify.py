@@ -104,9 +104,11 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
     lines = dev_lines(run, count)
     if len(lines) < count:
         vocabulary = run.vocabulary.source
-        shape = count, min(RANDOM_LENGTH, run.translator().longest_source - 1)
+        shape = 10 * count, min(RANDOM_LENGTH, run.translator().longest_source - 1)
         rng = np.random.default_rng(0)
         lines = vocabulary.decode(rng.integers(UNKNOWN + 1, len(vocabulary), shape).tolist())
+        # The encoded text can have more tokens than the random sequence.
+        lines = _select_lines(run, lines)[:count]
     return lines
 
 
@@ -124,9 +126,14 @@ def dev_lines(run: Run, count: int) -> list[str]:
         lines = [line for line in itertools.islice(sources, 10 * count) if line.strip()]
     except TransformerJaxError:
         return []
+    return _select_lines(run, lines)[:count]
+
+
+def _select_lines(run: Run, lines: Sequence[str]) -> list[str]:
+    """Return the lines that are neither blank nor too long for the model."""
     longest = run.translator().longest_source
     encoded = zip(lines, run.vocabulary.source.encode(lines), strict=True)
-    return [line for line, tokens in encoded if 1 < len(tokens) <= longest][:count]
+    return [line for line, tokens in encoded if 1 < len(tokens) <= longest]
 
 
 def find_translations(
