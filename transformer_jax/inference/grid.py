@@ -67,7 +67,8 @@ def evaluate_grid(
 ) -> list[JsonObject]:
     """Return the results of every search with every averaged model, sorted by setting.
 
-    Each average ends with the checkpoint at `step`, which defaults to the latest step. If the
+    Each average ends with the checkpoint at `step`, which defaults to the latest scheduled step. If
+    no average needs more than one checkpoint, `step` defaults to the latest step instead. If the
     results cannot be stored, the function calls `say` with a note.
 
     Raises:
