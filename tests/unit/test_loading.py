@@ -298,6 +298,8 @@ def test_a_stored_config_is_read_from_json_and_not_executed(tmp_path: Path) -> N
     assert load_config(path) == FOUR_HEADS
     assert list(load_rows(path)) == [""]
     assert mistake(f"{path}:A1") == f"{path} has one config, and no row 'A1'"
+    run = write(tmp_path / "run.json", json.dumps({"format": 3, "config": FOUR_HEADS.to_dict()}))
+    assert load_config(run) == FOUR_HEADS
     for text in ("", "{", "[]", "[" * 10**5, '{"model": {"num_haeds": 1}}', "CONFIG = 1"):
         write(tmp_path / "config.json", text)
         assert mistake(path).startswith(f"{path} is not a config: ")

@@ -94,7 +94,10 @@ def resolve_path(path: str) -> Path:
 
 def _read_json_config(path: Path) -> Config:
     try:
-        return Config.from_dict(json.loads(path.read_text("utf-8")))
+        data = json.loads(path.read_text("utf-8"))
+        # A run's description, run.json, contains its config.
+        is_run = isinstance(data, dict) and "config" in data
+        return Config.from_dict(data["config"] if is_run else data)
     except (ConfigError, OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a config: {error}") from error
 
