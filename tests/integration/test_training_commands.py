@@ -118,6 +118,10 @@ def test_reproduce_needs_a_trained_run_and_a_free_folder(
     assert "done-reproduced already exists" in capsys.readouterr().err
     assert main(["reproduce", "done", "--out", "done"]) == 2
     assert "done already exists" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "done")
+    for path in (".", "checkpoints/.."):
+        assert main(["reproduce", path]) == 2
+        assert f"{tmp_path / 'done-reproduced'} already exists" in capsys.readouterr().err
 
 
 def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(

@@ -189,7 +189,9 @@ class Reproduce(PathCommand):
             raise UsageError(f"{original.path} is packaged: reproduce the run it was made from")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
-        out = self.out or original.path.with_name(f"{original.path.resolve().name}-reproduced")
+        # Resolve paths such as "." and "..", because they have no name to append a suffix to.
+        base = original.path if original.path.name not in ("", "..") else original.path.resolve()
+        out = self.out or base.with_name(f"{base.name}-reproduced")
         is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
         if not is_started or RunDirectory.open(out).identity != original.identity:
             check_available(out)
