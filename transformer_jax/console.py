@@ -1,6 +1,7 @@
 """Terminal output: streams, the progress bar, and one-line error messages with exit codes."""
 
 import contextlib
+import os
 import re
 import shlex
 import signal
@@ -46,6 +47,16 @@ class PlainConsole(Console):
         Rich calls this method for printed strings and for the cells of tables.
         """
         return super().render_str(escape_control_characters(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Discard all further output, so that a command still finishes and stores its results.
+
+        Rich calls this method if the program that reads the output has exited, as in `| head -1`.
+        By default, Rich would end the process.
+        """
+        self.quiet = True
+        # Flushing the file at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 # Results go to standard output; notes, progress, and errors go to standard error.

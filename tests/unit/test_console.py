@@ -1,6 +1,7 @@
 """Test that output cannot control the terminal, and that each error prints one line."""
 
 import io
+import os
 import shlex
 
 import pytest
@@ -104,6 +105,16 @@ def test_a_closed_pipe_ends_a_command_quietly(
     monkeypatch.setattr(console.sys, "stderr", io.StringIO())
     assert run_and_report(fail) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_command_continues_if_the_reader_of_its_output_exits() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as out:
+        plain = PlainConsole()
+        plain.file = out
+        plain.print("first line")
+        plain.print("second line")
 
 
 def test_progress_outside_a_terminal_names_each_task_once(
