@@ -1,6 +1,7 @@
 """Terminal output: streams, the progress bar, and one-line error messages with exit codes."""
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -84,6 +85,9 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 def run_and_report(run: Callable[[], object]) -> int:
     """Run a function and return an exit code. Print any error as one line."""
+    # Escape characters that the locale's encoding lacks. By default, only stderr does this.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         run()
     except BrokenPipeError:

@@ -212,6 +212,15 @@ def test_a_mistake_is_printed_in_any_encoding(encoding: str, tmp_path: Path) -> 
     assert "did you mean --model.num-heads?" in ended.stderr
 
 
+def test_results_are_printed_in_any_encoding(tmp_path: Path) -> None:
+    (tmp_path / "größe.json").write_text("{}")
+    code = "import sys; from transformer_jax.cli import main; sys.exit(main())"
+    arguments = "diff", "größe.json", "tiny"
+    ended = run_python(code, *arguments, cwd=tmp_path, PYTHONUTF8="1", PYTHONIOENCODING="ascii")
+    assert ended.returncode == 0, ended.stderr
+    assert r"gr\xf6\xdfe.json" in ended.stdout
+
+
 def test_train_does_not_write_to_a_path_that_exists(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
