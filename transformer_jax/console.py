@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -83,11 +84,22 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def run_and_report(run: Callable[[], object]) -> int:
-    """Run a function and return an exit code. Print any error as one line."""
+def _prepare_streams() -> None:
+    """Make sure that printing any text to the standard streams is possible."""
+    # If the shell closed a stream, as with `<&-`, Python sets it to None. Otherwise, the next file
+    # to be opened would take the stream's place, and libraries would print to that file.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115 - open until the process ends
+            setattr(sys, name, stream)
     # Escape characters that the locale's encoding lacks. By default, only stderr does this.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def run_and_report(run: Callable[[], object]) -> int:
+    """Run a function and return an exit code. Print any error as one line."""
+    _prepare_streams()
     try:
         run()
     except BrokenPipeError:

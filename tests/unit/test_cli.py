@@ -221,6 +221,18 @@ def test_results_are_printed_in_any_encoding(tmp_path: Path) -> None:
     assert r"gr\xf6\xdfe.json" in ended.stdout
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_a_command_runs_with_closed_streams(closed: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from transformer_jax.cli import main\n"
+        "sys.exit(main(['paper', '--markdown']) or len(sys.stdin.read()))"
+    )
+    command = ["sh", "-c", f'"$1" -c "$2" {closed}', "sh", sys.executable, code]
+    null = subprocess.DEVNULL
+    ended = subprocess.run(command, cwd=tmp_path, stdin=null, capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_train_does_not_write_to_a_path_that_exists(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
