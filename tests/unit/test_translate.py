@@ -125,6 +125,13 @@ def test_a_line_that_is_too_long_is_an_error_with_its_number(run: Run, lines: li
     assert len(run.translate([lines[0], "", LONG_LINE], truncate=True, beam_size=1)) == 3
 
 
+def test_a_line_that_is_not_utf_8_is_an_error(run: Run) -> None:
+    with pytest.raises(DataError, match="line 2 is not UTF-8: see character 2"):
+        run.translate(["one", "a\udcff"])
+    with pytest.raises(DataError, match="the target sentence is not UTF-8: see character 1"):
+        run.attention("one", "\udcff")
+
+
 def test_translation_and_training_encode_a_line_in_the_same_way(
     run: Run, prepared: Prepared
 ) -> None:

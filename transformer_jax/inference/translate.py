@@ -16,7 +16,12 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import DataError, OutOfMemoryError, Setting, is_out_of_memory
+from transformer_jax.errors import (
+    DataError,
+    OutOfMemoryError,
+    Setting,
+    is_out_of_memory,
+)
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
@@ -35,6 +40,14 @@ class Hypothesis(NamedTuple):
     score: float
     """The log-probability divided by the length penalty; for greedy search, the log-probability
     itself."""
+
+
+def _check_text(name: str, line: str) -> None:
+    """Raise a DataError if a line has surrogates, as Python reads arguments that are not UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name} is not UTF-8: see character {error.start + 1}") from error
 
 
 def padded_length(length: int, longest: int | None) -> int:
@@ -121,8 +134,11 @@ class Translator:
         """Return the tokens of each line, including `eos`. A blank line has no tokens.
 
         Raises:
-            DataError: a line is too long for the model, and `truncate` is false.
+            DataError: a line is not valid text, or it is too long for the model and `truncate` is
+                false.
         """
+        for number, line in enumerate(lines, start=1):
+            _check_text(f"line {number}", line)
         longest, max_length = self.longest_source, self.model.config.max_length
         field = "model.max_positions" if longest < max_length else "model.max_length"
         encoded = self.vocabulary.source.encode(lines)
@@ -141,8 +157,10 @@ class Translator:
         """Return the tokens of a translation, including `eos`.
 
         Raises:
-            DataError: the line is blank, or it is too long for the model and `truncate` is false.
+            DataError: the line is blank or not valid text, or it is too long for the model and
+                `truncate` is false.
         """
+        _check_text("the target sentence", line)
         [tokens] = self.vocabulary.target.encode([line])
         longest = self.longest_target
         if len(tokens) == 1:
