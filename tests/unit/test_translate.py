@@ -13,7 +13,7 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, prepare
-from transformer_jax.errors import DataError
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import (
     ROWS,
@@ -123,6 +123,11 @@ def test_a_line_that_is_too_long_is_an_error_with_its_number(run: Run, lines: li
     with pytest.raises(DataError, match=r"line 3 has \d+ tokens, and the model reads at most 64"):
         run.translate([lines[0], "", LONG_LINE])
     assert len(run.translate([lines[0], "", LONG_LINE], truncate=True, beam_size=1)) == 3
+
+
+def test_a_single_string_is_not_a_list_of_lines(run: Run) -> None:
+    with pytest.raises(UsageError, match="needs a list of lines, not a single string"):
+        run.translate("one")
 
 
 def test_a_line_that_is_not_utf_8_is_an_error(run: Run) -> None:

@@ -20,6 +20,7 @@ from transformer_jax.errors import (
     DataError,
     OutOfMemoryError,
     Setting,
+    UsageError,
     is_out_of_memory,
 )
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
@@ -134,9 +135,12 @@ class Translator:
         """Return the tokens of each line, including `eos`. A blank line has no tokens.
 
         Raises:
+            UsageError: `lines` is a single string.
             DataError: a line is not valid text, or it is too long for the model and `truncate` is
                 false.
         """
+        if isinstance(lines, str):
+            raise UsageError("translate needs a list of lines, not a single string")
         for number, line in enumerate(lines, start=1):
             _check_text(f"line {number}", line)
         longest, max_length = self.longest_source, self.model.config.max_length
