@@ -69,6 +69,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("sweep", "tiny", "--data", "smoke"): "unknown option --data; did you mean --data-from?",
     ("train", "tiny", "-x"): "unknown option -x",
     ("train", "tiny", "--train.steps"): "--train.steps needs a value",
+    ("sweep", "table3", "--rows", "--seeds", "1"): "--rows needs a value",
     ("train", "tiny", "--train.steps", "--supervise"): "--train.steps needs a value",
     ("train", "tiny", "--model.d-model", "wide"): "--model.d-model must be an integer, got 'wide'",
     ("train", "tiny", "--model.dropout", "much"): "--model.dropout must be a number, got 'much'",

@@ -145,13 +145,13 @@ def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) 
         raise UsageError(f"{option} takes no value, got {words[0]!r}")
     if not alternatives:
         return
+    if not words:
+        raise UsageError(f"{option} needs a value")
     if _max_words(alternatives) == math.inf:
         [kind] = alternatives
         for word in words:
             _check_value(option, typing.get_args(kind)[:1], [word])
         return
-    if not words:
-        raise UsageError(f"{option} needs a value")
     if not any(_is_value(kind, words) for kind in alternatives):
         described = " or ".join(map(_describe, alternatives))
         literals = [kind for kind in alternatives if typing.get_origin(kind) is Literal]
