@@ -9,7 +9,7 @@ from rich.table import Table
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.base import FileCommand, PathCommand
-from transformer_jax.commands.tables import print_parameter_totals
+from transformer_jax.commands.tables import print_parameter_totals, show_table
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import stdout
 from transformer_jax.runs.run_directory import RunDirectory
@@ -76,8 +76,10 @@ class Diff(PathCommand):
             table.add_row(name, *map(str, values))
         if self.json:
             stdout.print(json.dumps(differences))
+        elif differences:
+            show_table(table)
         else:
-            stdout.print(table if differences else "no difference")
+            stdout.print("no difference")
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:

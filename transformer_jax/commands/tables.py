@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+from rich.measure import Measurement
 from rich.table import Table
 
 from transformer_jax.config import Row
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
     from transformer_jax.inference.significance import Comparison
     from transformer_jax.sweeps.status import RunStatus
+
+
+# A width that no table reaches.
+MAX_WIDTH = 1_000_000
 
 
 def format_duration(seconds: float) -> str:
@@ -55,7 +61,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
             scores = [one[key] for key in ("perplexity", "bleu", "chrf")]
             scores += main_score(one.get("task")).values()
             table.add_row(str(one["step"]), *(f"{score:.2f}" for score in scores))
-        stdout.print(table)
+        show_table(table)
     stdout.print()
 
 
@@ -66,7 +72,7 @@ def print_scores_by_length(buckets: Sequence[JsonObject]) -> None:
         last = "and more" if bucket["last"] is None else f"to {bucket['last']}"
         scores = (f"{bucket[key]:.2f}" for key in ("perplexity", "bleu"))
         table.add_row(f"{bucket['first']} {last}", f"{bucket['sentences']:,}", *scores)
-    stdout.print(table)
+    show_table(table)
     stdout.print()
 
 
@@ -96,7 +102,7 @@ def print_grid(results: Sequence[JsonObject]) -> JsonObject:
         scores = (f"{score:.2f}" for score in (result["perplexity"], value, result["chrf"]))
         settings = str(result["average_checkpoints"]), str(decode["beam_size"]), alpha
         table.add_row(*settings, *scores, f"best {name}" if result is best else "")
-    stdout.print(table)
+    show_table(table)
     return best
 
 
@@ -110,7 +116,7 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
             f"{c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_interval:.2f})",
             f"{c.p:.4f}",
         )
-    stdout.print(table)
+    show_table(table)
     stdout.print(
         f"p: how often a run that is as good as the baseline, {baseline}, would differ from it\n"
         "by this much because of the choice of sentences alone; below 0.05 is significant.\n"
@@ -119,6 +125,23 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
     for c in comparisons:
         stdout.print(f"  {c.metric:5}  {c.signature}")
     stdout.print()
+
+
+def show_table(table: Table) -> None:
+    """Print a table with all of its text. By default, Rich shortens cells that do not fit.
+
+    In a terminal, long cells wrap, but if the words and numbers do not fit side by side, the table
+    is wider than the terminal. Elsewhere, such as in a file, each row is one line.
+    """
+    for column in table.columns:
+        column.overflow = "fold"
+        if column.no_wrap:
+            column.min_width = max(map(cell_len, (str(column.header), *map(str, column.cells))))
+    unlimited = stdout.options.update(width=MAX_WIDTH)
+    minimum, maximum = Measurement.get(stdout, unlimited, table)
+    if maximum > stdout.width:
+        table.width = max(minimum, stdout.width) if stdout.is_terminal else maximum
+    stdout.print(table)
 
 
 def _table(*columns: str, first_number: int, last_number: int | None = None) -> Table:
@@ -143,7 +166,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
             "" if status.seconds_left is None else format_duration(status.seconds_left),
             status.note or status.phase,
         )
-    stdout.print(table)
+    show_table(table)
     counts = Counter(status.status for status in statuses)
     stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
@@ -156,7 +179,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         column.no_wrap = True
     for row in body:
         table.add_row(*row)
-    stdout.print(table)
+    show_table(table)
 
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
@@ -173,4 +196,4 @@ def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -
             f"{paper:g}" if paper else "",
             f"{paper - base_paper:+g}" if paper and base_paper else "",
         )
-    stdout.print(table)
+    show_table(table)
