@@ -57,6 +57,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("diff", "tiny"): "diff needs two configs or runs",
     ("sweep", "--seeds", "2"): "sweep needs",
     ("train", "tinny"): "no config file tinny; did you mean 'tiny'?",
+    ("train", "tiny", "--out", "runs/\udcff"): r"the path runs/\udcff is not UTF-8: choose another",
     ("prepare", "nowhere/x.py"): "no config file nowhere/x.py",
     ("train", "big", "--data-from", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("train", "table3"): "name one: table3:base",

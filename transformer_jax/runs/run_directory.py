@@ -265,6 +265,11 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
 def check_available(path: Path, *, is_package: bool = False) -> None:
     """Raise a UsageError or StorageError if a run or package cannot be created at this path."""
     try:
+        # TensorBoard and Orbax reject other paths, but only after the run has been created.
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {path} is not UTF-8: choose another one") from error
+    try:
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
             if not (parent.is_dir() and os.access(parent, os.W_OK)):
