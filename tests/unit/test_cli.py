@@ -58,6 +58,10 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("sweep", "--seeds", "2"): "sweep needs",
     ("train", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("train", "tiny", "--out", "runs/\udcff"): r"the path runs/\udcff is not UTF-8: choose another",
+    (
+        "import",
+        "nowhere",
+    ): "nowhere is not an exported model: it has no run.json and no config.json",
     ("prepare", "nowhere/x.py"): "no config file nowhere/x.py",
     ("train", "big", "--data-from", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("train", "table3"): "name one: table3:base",

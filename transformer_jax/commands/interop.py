@@ -135,6 +135,11 @@ class Import(PathCommand):
     argument_name = "a folder"
 
     def run(self) -> None:
+        # These files describe the model, in safetensors and in Marian format.
+        if not any((self.source / name).exists() for name in ("run.json", "config.json")):
+            raise UsageError(
+                f"{self.source} is not an exported model: it has no run.json and no config.json"
+            )
         out = self.out or Path(f"{self.source.resolve().name}-run")
         check_available(out, is_package=True)
         from transformer_jax.inference.packaging import package_run
