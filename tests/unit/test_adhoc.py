@@ -57,6 +57,11 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     shutil.rmtree(runs[1] / "evaluations")
     assert main(command) == 0
     assert "not scored: transformer-jax evaluate" in capsys.readouterr().out
+    for run in runs:
+        shutil.rmtree(run / "evaluations", ignore_errors=True)
+    assert main(command) == 2
+    reason = f"{runs[0]} is not scored: transformer-jax evaluate {runs[0]} --split dev"
+    assert reason in capsys.readouterr().err
 
 
 def test_runs_that_cannot_be_compared_are_rejected_in_one_line(

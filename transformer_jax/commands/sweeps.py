@@ -198,7 +198,7 @@ class Report(PathCommand):
         Raises:
             UsageError: the runs cannot be compared, or no run has finished.
         """
-        from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
+        from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_statuses
         from transformer_jax.sweeps.footnotes import list_footnotes
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.report import SUMMARY, make_table, write_report
@@ -210,7 +210,7 @@ class Report(PathCommand):
             if self.out is None:
                 raise UsageError("a report of runs needs a folder: --out FOLDER")
             sweep = collect_runs(paths, self.out)
-            statuses = [read_adhoc_status(run) for run in sweep.runs]
+            statuses = read_adhoc_statuses(sweep)
             command = shell_command("report", *paths, "--out", self.out)
         else:
             if self.out is not None:

@@ -55,3 +55,11 @@ def read_adhoc_status(run: SweepRun) -> RunStatus:
     steps = run.config.train.steps
     note = f"has finished {status.step:,} of {steps:,} steps" if status.step < steps else ""
     return replace(status, status="done", note=note)
+
+
+def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
+    """Return the statuses of separately trained runs; raise UsageError if none has been scored."""
+    statuses = [read_adhoc_status(run) for run in sweep.runs]
+    if all(status.status != "done" for status in statuses):
+        raise UsageError(f"{statuses[0].run.path} is {statuses[0].note}")
+    return statuses
