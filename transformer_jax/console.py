@@ -7,8 +7,10 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -66,21 +68,28 @@ stdout = PlainConsole()
 stderr = PlainConsole(stderr=True)
 
 
+def _is_from_ctrl_c(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error, because libraries also raise other errors then."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     """Return an error's one-line message and exit code (sysexits.h), or None if it is a bug."""
     line = f"transformer-jax: {error}"
     match error:
-        case TransformerJaxError():
-            return f"transformer-jax: {error.for_shell()}", error.exit_code
         case RunInterrupted():
             return line, error.exit_code
+        case _ if _is_from_ctrl_c(error):
+            return "", 128 + signal.SIGINT
+        case TransformerJaxError():
+            return f"transformer-jax: {error.for_shell()}", error.exit_code
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
             # No caller converted this error to a more specific one.
             return line, StorageError.exit_code
-        case KeyboardInterrupt():
-            return "", 128 + signal.SIGINT
     return None
 
 
@@ -97,11 +106,40 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+@contextlib.contextmanager
+def _without_interrupted_imports() -> Iterator[None]:
+    """Let Ctrl-C during an import end the process, with the same exit code as `KeyboardInterrupt`.
+
+    An exception would make jaxlib crash or print a traceback while it is being imported.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                stderr.show_cursor()
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    # Only the main thread can set a handler. Do not replace the handler of another program.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_and_report(run: Callable[[], object]) -> int:
     """Run a function and return an exit code. Print any error as one line."""
     _prepare_streams()
     try:
-        run()
+        with _without_interrupted_imports():
+            run()
     except BrokenPipeError:
         # The program that reads the output has exited. Close stderr, because Python would otherwise
         # print another error at exit.

@@ -3,6 +3,10 @@
 import io
 import os
 import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -75,6 +79,29 @@ def test_an_error_is_one_line_and_the_exit_code_of_its_kind(
     assert message_and_exit_code(error) == (line, code)
     assert run_and_report(fail) == code
     assert capsys.readouterr().err == (f"{line}\n" if line else "")
+
+
+@pytest.mark.parametrize("error", [ImportError("jaxlib"), errors.StorageError("unreadable")])
+def test_an_error_that_ctrl_c_caused_in_a_library_ends_a_command_quietly(error: Exception) -> None:
+    error.__cause__ = RuntimeError()
+    error.__cause__.__context__ = KeyboardInterrupt()
+    assert message_and_exit_code(error) == ("", 130)
+
+
+def test_ctrl_c_during_an_import_does_not_raise_an_exception_in_it(tmp_path: Path) -> None:
+    library = (
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    os.abort()\n"
+    )
+    (tmp_path / "library.py").write_text(library)
+    code = (
+        "from transformer_jax.console import run_and_report\n"
+        "run_and_report(lambda: __import__('library'))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_a_bug_keeps_its_traceback() -> None:
