@@ -31,14 +31,17 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(TESTS))
     Path("mine.py").write_text("from small import SMALL as CONFIG\n")
-    # The run has fewer scheduled checkpoints than `decode.average_checkpoints`.
-    short = ["--train.steps", "2", "--decode.average_checkpoints", "3"]
+    # The run has fewer scheduled checkpoints than `decode.average_checkpoints`, and no test set.
+    short = ["--train.steps", "2", "--decode.average_checkpoints", "3", "--data.test", "None"]
     assert main(["train", "mine.py", *short, "--decode.beam-size", "1"]) == 0
     command = capsys.readouterr().out.split("next: transformer-jax ")[1].splitlines()[0]
     assert command.startswith("evaluate runs/mine")
     assert main(["evaluate", "runs/mine"]) == 2
     assert "--average-checkpoints 1" in capsys.readouterr().err
-    assert main([*command.split(), "--split", "dev"]) == 0
+    assert main(["evaluate", "runs/mine", "--average-checkpoints", "1"]) == 2
+    assert "runs/mine has no test set" in (message := capsys.readouterr().err)
+    assert "use --split dev" in message
+    assert main(command.split()) == 0
     capsys.readouterr()
 
     assert main(["train", "mine.py"]) == 2

@@ -273,5 +273,7 @@ def _train(folder: RunDirectory, group: ProcessGroup) -> None:
     has_too_few = num_scheduled < folder.config.decode.average_checkpoints
     option = " --average-checkpoints 1" if has_too_few else ""
     console.print(f"run stored in {folder.path}")
-    console.print(f"next: {shell_command('evaluate', folder.path)}{option}")
+    data = folder.config.data
+    split = " --split dev" if data.corpus == "text" and data.test is None else ""
+    console.print(f"next: {shell_command('evaluate', folder.path)}{split}{option}")
     console.print(f"      {translate_command(folder, option)}")

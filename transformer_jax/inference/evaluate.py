@@ -12,7 +12,7 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.by_length import score_by_length
 from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
 from transformer_jax.inference.scores import Scores, compound_bleu, score
@@ -69,7 +69,10 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     if split not in prepared.report:
-        raise UsageError(f"{path} has no {split} set: its text was prepared without one")
+        raise UsageError(
+            f"{path} has no {split} set, because its text was prepared without one: use ",
+            Setting("split", "dev"),
+        )
     return prepared
 
 
