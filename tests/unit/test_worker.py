@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from finished_runs import TEXT
 from small import SMALL
+from treebank import write_treebank
 
-from transformer_jax.config import Row
+from transformer_jax.config import Config, Row
 from transformer_jax.errors import RunInterrupted
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
@@ -32,6 +33,16 @@ def test_a_run_is_scored_on_the_splits_that_its_corpus_has(tmp_path: Path) -> No
     assert worker.list_phases(runs["words"]) == ["train", "dev", "test"]
     assert worker.list_phases(runs["text"]) == ["train", "dev", "test"]
     assert worker.list_phases(runs["no-test"]) == ["train", "dev"]
+
+
+def test_a_treebank_can_lack_a_test_split(tmp_path: Path) -> None:
+    folder = write_treebank(tmp_path / "trees")
+    data = {"corpus": "trees", "folder": str(folder), "vocab_size": 64}
+    trees = {"trees": Row(Config().change(data=data))}
+    [run] = plan_sweep(tmp_path / "sweep", trees, 1).runs
+    assert worker.list_phases(run) == ["train", "dev", "test"]
+    (folder / "test.trees").unlink()
+    assert worker.list_phases(run) == ["train", "dev"]
 
 
 def test_finished_phases_are_not_repeated(run: SweepRun) -> None:

@@ -65,7 +65,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
 def list_phases(run: SweepRun) -> list[Split]:
     """Return a run's phases: "train", followed by the splits to score."""
     data = run.config.data
-    if data.corpus == "tfds":
+    if data.corpus in ("tfds", "trees"):
         from transformer_jax.data.prepare import prepare
 
         has_test = "test" in prepare(data).report
