@@ -141,6 +141,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UsageError("translate needs a list of lines, not a single string")
+        lines = list(lines)
         for number, line in enumerate(lines, start=1):
             _check_text(f"line {number}", line)
         longest, max_length = self.longest_source, self.model.config.max_length
@@ -207,7 +208,7 @@ class Translator:
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
-        translations = [[Hypothesis("", 0.0)] for _ in lines]
+        translations = [[Hypothesis("", 0.0)] for _ in sources]
         progress(sum(not source for source in sources))
         for indices, best in self.translate_batches(params, sources, num_best):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
