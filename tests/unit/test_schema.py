@@ -229,6 +229,11 @@ def test_a_value_of_the_wrong_type_is_reported_with_its_field() -> None:
             assert "\n" not in message
 
 
+def test_a_dictionary_instead_of_a_section_is_reported_with_the_method_to_use() -> None:
+    with pytest.raises(ConfigError, match=r"^model must be a ModelConfig, got {.*change\(model="):
+        Config(model=typing.cast(ModelConfig, {"num_heads": 4}))
+
+
 def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
     for kind, key in NUMBERS:
         low, high, invalid = RANGES[key]

@@ -17,7 +17,12 @@ from transformer_jax.config.sections import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_jax.config.validation import ConfigError, check_field_name, field_names
+from transformer_jax.config.validation import (
+    ConfigError,
+    annotations,
+    check_field_name,
+    field_names,
+)
 from transformer_jax.json_types import JsonObject
 
 # The paper warms up for 4,000 steps of about 25,000 tokens (sections 5.1 and 5.3).
@@ -39,6 +44,12 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
+        for key, (kind, _) in annotations(type(self)).items():
+            if not isinstance(section := getattr(self, key), kind):
+                raise ConfigError(
+                    f"{key} must be a {kind.__name__}, got {section!r}: to change fields, call "
+                    f"Config().change({key}=...)"
+                )
         model, data, decode = self.model, self.data, self.decode
         rule = "float32 or bfloat16 (float64 is for verification in Python)"
         model.require("dtype", model.dtype != "float64", rule)
