@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from transformer_jax.console import shell_command
+from transformer_jax.data.splits import Split
 from transformer_jax.errors import StorageError
 from transformer_jax.sweeps.plan import SweepRun
+from transformer_jax.sweeps.status import newest_evaluation
 from transformer_jax.sweeps.translations import read_translations
 
 
@@ -26,17 +28,16 @@ class Sentence(NamedTuple):
         return max(self.source_tokens, self.target_tokens)
 
 
-def read_sentences(run: SweepRun, split: str) -> Iterator[Sentence]:
-    """Yield the sentences of a split from the latest evaluation of a run.
+def read_sentences(run: SweepRun, split: Split) -> Iterator[Sentence]:
+    """Yield the sentences of a split from the latest evaluation of a run with its own search.
 
     Raises:
         StorageError: the run has not been evaluated on the split, or a file is missing or invalid.
     """
     advice = f"run `{shell_command('evaluate', run.path, '--split', split)}`"
-    folders = [path.parent for path in run.path.glob(f"evaluations/{split}-*/scores.json")]
-    if not folders:
+    newest = newest_evaluation(run, split)
+    if newest is None:
         raise StorageError(f"{run.path} has no scores of its {split} split: {advice}")
-    newest = max(folders, key=lambda folder: (folder / "scores.json").stat().st_mtime)
     try:
         with (newest / "sentences.csv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ def finish(run: SweepRun) -> None:
         (folder / "sentences.csv").write_text(header + rows)
         for kind, column in (("hypothesis", 3), ("reference", 4)):
             (folder / f"{kind}.txt").write_text("".join(f"{x[column]}\n" for x in sentences))
-        (folder / "scores.json").write_text(json.dumps({"split": split, "perplexity": 2.0}))
+        decode = run.config.decode
+        scores = {"split": split, "step": 8, "perplexity": 2.0, "decode": asdict(decode)}
+        scores["average_checkpoints"] = decode.average_checkpoints
+        (folder / "scores.json").write_text(json.dumps(scores))
     run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", *LENGTHS]}))
 
 

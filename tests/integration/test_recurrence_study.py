@@ -1,6 +1,7 @@
 """Test the recurrence study's tables and figure with synthetic runs."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from experiments.recurrence import describe, draw_figure, main, read_rows
-from transformer_jax.config import Row
+from transformer_jax.config import DecodeConfig, Row
 from transformer_jax.config.loading import load_row, load_rows
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
@@ -44,13 +45,21 @@ def finish(run: SweepRun) -> None:
         reports.append({"step": step, "split": "dev", "bleu": bleu, "perplexity": 100 / step})
     folder.metrics.write_text("".join(f"{json.dumps(report)}\n" for report in reports))
     evaluation = run.path / "evaluations" / "test-step30-average1-beam4-alpha0.6"
+    write_evaluation(evaluation, run.config.decode)
+    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", "test"]}))
+
+
+def write_evaluation(evaluation: Path, decode: DecodeConfig, shift: int = 0) -> None:
+    """Write an evaluation in which each sentence has `shift` fewer correct words."""
     evaluation.mkdir(parents=True)
     rows = "".join(f"{length},5,2.5\n" for length, _ in SENTENCES)
     (evaluation / "sentences.csv").write_text(f"source_tokens,target_tokens,nll\n{rows}")
-    (evaluation / "hypothesis.txt").write_text("".join(f"{translate(n)}\n" for _, n in SENTENCES))
+    (evaluation / "hypothesis.txt").write_text(
+        "".join(translate(max(0, n - shift)) + "\n" for _, n in SENTENCES)
+    )
     (evaluation / "reference.txt").write_text(f"{REFERENCE}\n" * len(SENTENCES))
-    (evaluation / "scores.json").write_text(json.dumps({"split": "test"}))
-    run.status_file.write_text(json.dumps({"status": "done", "finished": ["train", "test"]}))
+    scores = {"split": "test", "step": 30, "average_checkpoints": decode.average_checkpoints}
+    (evaluation / "scores.json").write_text(json.dumps({**scores, "decode": asdict(decode)}))
 
 
 def translate(correct: int) -> str:
@@ -95,6 +104,17 @@ def test_bleu_by_length_is_that_of_the_sentences_in_the_bucket(sweep: Sweep) -> 
         )
         for bucket, members in expected.items()
     }
+
+
+def test_evaluations_with_another_search_do_not_change_the_tables(tmp_path: Path) -> None:
+    sweep = plan_sweep(tmp_path / "recurrence", {"fast": Row(SMALL)}, 1)
+    sweep.store()
+    [run] = sweep.runs
+    finish(run)
+    before = read_rows(sweep)
+    greedy = run.path / "evaluations" / "test-step30-average1-beam1-alpha0.6"
+    write_evaluation(greedy, replace(run.config.decode, beam_size=1), shift=1)
+    assert read_rows(sweep) == before
 
 
 def test_the_figure_has_a_curve_for_each_row_in_both_panels(sweep: Sweep) -> None:

@@ -46,7 +46,7 @@ class RunStatus:
     """The ID of the run's latest Slurm job, as `squeue` prints it."""
     slot: str = ""
     """The slot that the local launcher assigned to the run, if the run is on this machine."""
-    finished: tuple[str, ...] = ()
+    finished: tuple[Split, ...] = ()
     """The finished phases."""
     note: str = ""
     """One line that explains the status, such as why the run failed."""
