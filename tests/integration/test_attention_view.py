@@ -112,6 +112,14 @@ def test_the_page_shows_the_selection_and_switches_layer_and_kind(view: View) ->
     assert view.page.locator("#caption").text_content() == "decoder, layer 1 of 3, head 2"
 
 
+def test_a_kind_with_fewer_layers_shows_its_last_layer(view: View) -> None:
+    view.open({**make_maps(layers=3), "cross": make_maps(layers=2)["cross"]}, kind="encoder")
+    view.page.get_by_label("Attention").select_option("cross")
+    assert view.page.locator("#caption").text_content() == "cross, layer 2 of 2, all heads"
+    assert view.page.get_by_label("Layer").input_value() == "1"
+    assert view.lines()
+
+
 def test_a_token_is_selected_while_the_mouse_is_over_it_and_stays_after_a_click(view: View) -> None:
     view.open(MAPS, layer=2)
     view.token("queries", 3).hover()

@@ -89,6 +89,8 @@ function update(changes) {
 
 byId("kind").addEventListener("change", (event) => {
   Object.assign(state, { kind: event.target.value, pinned: null });
+  // The encoder and the decoder can have different numbers of layers.
+  state.layer = Math.min(state.layer, current().numLayers - 1);
   draw();
 });
 byId("layer").addEventListener("change", (event) => {
