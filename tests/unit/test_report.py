@@ -237,6 +237,25 @@ def test_runs_that_failed_to_train_have_readable_scores(dev_sweep: Sweep) -> Non
     assert "base/seed-0, with a dev perplexity of inf." in text
 
 
+@pytest.mark.parametrize("value", ["8", None, [8], {"a": 8}, True])
+def test_values_of_unexpected_types_in_files_are_ignored(dev_sweep: Sweep, value: object) -> None:
+    run = dev_sweep.find("base/seed-0")
+    table = (write_report(collect(dev_sweep)) / "table.md").read_text()
+    reports = [
+        {"step": 9, "split": "dev", "perplexity": value},
+        {"step": 9, "split": "train", "flops": value, "utilization": 0.1},
+        {"step": 9, "split": "train", "flops": 1e9, "utilization": value},
+    ]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(report)}\n" for report in reports)
+    [path] = run.path.glob("evaluations/dev-*/scores.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chrf": value}))
+    folder = write_report(collect(dev_sweep))
+    assert (folder / "table.md").read_text() == table
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bleu": value}))
+    assert read_csv(write_report(collect(dev_sweep)) / "runs.csv")[1][4] == ""
+
+
 def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep) -> None:
     single = plan_sweep(dev_sweep.path, dev_sweep.rows, 1)
     notes = " ".join(list_footnotes(collect(single)))

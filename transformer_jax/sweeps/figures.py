@@ -4,7 +4,7 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve, use_log_axis
 from transformer_jax.visualization.style import PALETTE, Picture
@@ -57,7 +57,14 @@ def draw_curves(results: Results) -> str:
 def _mean_curve(row: RowResult) -> Curve:
     """Return the geometric mean and the range over seeds at each step that all seeds reported."""
     reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
-    curves = [{x["step"]: x["perplexity"] for x in xs if x.get("split") == "dev"} for xs in reports]
+    curves = [
+        {
+            x["step"]: y
+            for x in xs
+            if x.get("split") == "dev" and is_number(y := x.get("perplexity"))
+        }
+        for xs in reports
+    ]
     # The comparison is false for NaN, so NaN also becomes `MAX_PERPLEXITY`.
     runs = [
         {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from transformer_jax.console import shell_command
 from transformer_jax.errors import storage_errors
+from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
@@ -161,9 +162,12 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
     for status in results.statuses:
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
-        scores = [dev.get(x, "") for x in dev_scores] + [test.get(x, "") for x in test_scores]
-        if digits is not None:
-            scores = [format_score(x, digits) if x != "" else x for x in scores]
+        values = [dev.get(x) for x in dev_scores] + [test.get(x) for x in test_scores]
+        numbers = [x if is_number(x) else None for x in values]
+        if digits is None:
+            scores = ["" if x is None else str(x) for x in numbers]
+        else:
+            scores = ["" if x is None else format_score(x, digits) for x in numbers]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]

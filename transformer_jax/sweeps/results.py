@@ -19,6 +19,7 @@ from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
+from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
@@ -256,9 +257,14 @@ def _main_score(task: object) -> object:
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
     """Return a training run's mean FLOPs, both counted and estimated with the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
-    runs = [xs for reports in all_reports if (xs := [x for x in reports if x.get("flops")])]
+    runs = [xs for reports in all_reports if (xs := list(filter(_has_flops, reports)))]
     if not runs:
         return None
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
     # Utilization is the ratio of counted FLOPs to peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
+
+
+def _has_flops(report: JsonObject) -> bool:
+    """Return whether a report's FLOPs and utilization are positive numbers."""
+    return all(is_number(x) and x > 0 for x in (report.get("flops"), report.get("utilization")))
