@@ -1,6 +1,7 @@
 """Test the `report` command on individual runs that are not part of a sweep."""
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     assert main(command) == 2
     reason = f"{runs[0]} is not scored: transformer-jax evaluate {runs[0]} --split dev"
     assert reason in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_utf_8_can_be_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / os.fsdecode(b"\xff"), perplexity=5.0)
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert 'href="../../%FF"' in (tmp_path / "out" / "report" / "index.html").read_text("utf-8")
+    assert "| ? |" in (tmp_path / "out" / "report" / "table.md").read_text("utf-8")
 
 
 def test_runs_that_cannot_be_compared_are_rejected_in_one_line(

@@ -59,7 +59,8 @@ def write_report(results: Results) -> Path:
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (folder / name).write_text(content, "utf-8")
+            # A path can contain bytes that are not valid UTF-8.
+            (folder / name).write_text(content, "utf-8", "replace")
     return folder
 
 

@@ -81,7 +81,7 @@ def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links, strict=True):
-        href = html.escape(quote(link.path), quote=True)
+        href = html.escape(quote(link.path, errors="surrogateescape"), quote=True)
         title = html.escape(link.tooltip, quote=True)
         # Avoid a line break between a number and the parenthesis that follows it.
         escaped = [html.escape(cell).replace(" (", "&nbsp;(") for cell in others]
