@@ -30,6 +30,10 @@ def test_the_number_of_slots_is_limited_by_the_devices() -> None:
     for limit in (-1, 0, 3):
         with pytest.raises(UsageError, match=f"devices must be from 1 to 2, got {limit}"):
             make_slots("gpu", 2, limit)
+    cores = len(os.sched_getaffinity(0))
+    for limit in (-1, 0, cores + 1):
+        with pytest.raises(UsageError, match=f"devices must be from 1 to {cores}, got {limit}"):
+            make_slots("cpu", 1, limit)
 
 
 def test_a_child_process_counts_the_devices() -> None:

@@ -70,9 +70,11 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
-    # If there is no limit, the available memory determines the number of slots.
-    wanted = limit or max(1, _available_bytes() // CPU_RUN_BYTES)
-    count = max(1, min(wanted, len(cores)))
+    if limit is None:
+        # The available memory determines the number of slots.
+        limit = max(1, _available_bytes() // CPU_RUN_BYTES)
+    # If the limit is not positive, return all slots, so that the error states how many there are.
+    count = min(limit, len(cores)) if limit > 0 else len(cores)
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
 
 
