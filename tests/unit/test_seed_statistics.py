@@ -212,11 +212,22 @@ def test_a_row_with_one_seed_is_named() -> None:
     nan = math.nan
     analysis = analyze(to_scores([[1.0, 1.2, 1.4], [1.5, 1.9, 1.8], [1.5, nan, nan], [nan] * 3]))
     assert analysis.comparisons["1"].interval is not None
-    assert analysis.comparisons["2"].difference == pytest.approx(0.3)
+    assert analysis.comparisons["2"].difference is not None
     assert analysis.comparisons["2"].interval is None
     assert analysis.comparisons["3"].difference is None
     (note,) = describe_limits(analysis)
     assert note.endswith("prove nothing: 2, 3.")
+
+
+def test_the_difference_of_a_row_with_one_seed_is_adjusted_for_the_seed() -> None:
+    nan = math.nan
+    base, other = [1.0, 1.2, 1.7], [1.5, 1.7, 2.2]
+    for table in ([base, other, [nan, nan, 2.0]], [base, [nan, nan, 2.0]], [[nan, nan, 1.7], base]):
+        comparison = analyze(to_scores(table)).comparisons[str(len(table) - 1)]
+        assert comparison.difference == pytest.approx(table[-1][2] - table[0][2])
+        assert (comparison.interval, comparison.p) == (None, None)
+    without = analyze(to_scores([base, other])).comparisons["1"]
+    assert analyze(to_scores([base, other, [nan, nan, 2.0]])).comparisons["1"] == without
 
 
 def test_without_comparable_rows_no_row_is_said_to_lack_an_interval() -> None:

@@ -98,7 +98,7 @@ def analyze(scores: Scores) -> Analysis:
             welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
             welch_interval(ours, theirs),
         )
-    pooled = {row: by_seed for row, by_seed in repeated.items() if row not in wide}
+    pooled = {row: by_seed for row, by_seed in scores.items() if by_seed and row not in wide}
     for row, (difference, interval, p) in _compare_pooled(pooled, base, num_compared).items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
     return Analysis(base, comparisons, wide)
@@ -122,18 +122,19 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int
-) -> dict[str, tuple[float, Interval, float]]:
+) -> dict[str, tuple[float, Interval | None, float | None]]:
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
     Args:
-        scores: rows with at least two seeds and similar deviations.
+        scores: rows with one seed, and rows with similar deviations.
         base: the name of the first row, which may be missing from `scores`.
         num_compared: the number of rows whose intervals must hold simultaneously, including any
             rows that are not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
-        directly or through other rows.
+        directly or through other rows. If this row or the first row has only one seed, the interval
+        and the p-value are None.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
@@ -148,18 +149,22 @@ def _compare_pooled(
     freedom = len(cells) - int(np.linalg.matrix_rank(design))
     # The data determine an effect if its unit vector is in the row space of the design matrix.
     connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
-    if not freedom or not connected.size:
-        return {}
     # Remove floating-point noise, which would matter if all differences were equal.
     effects = (inverse @ values).round(12)
+    num_seeds = [min(len(scores[base]), len(scores[row])) for row in others]
+    estimates: dict[str, tuple[float, Interval | None, float | None]] = {
+        others[k]: (float(effects[k]), None, None) for k in connected if num_seeds[k] == 1
+    }
+    repeated = [k for k in connected if num_seeds[k] > 1]
+    if not freedom or not repeated:
+        return estimates
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
-    covariance = (inverse @ inverse.T)[np.ix_(connected, connected)]
+    covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]
     scale = np.sqrt(np.diag(covariance))
     correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
-    share = connected.size / num_compared
+    share = len(repeated) / num_compared
     critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, correlation, freedom)
-    estimates = {}
-    for k, error in zip(connected, (deviation * scale).tolist(), strict=True):
+    for k, error in zip(repeated, (deviation * scale).tolist(), strict=True):
         difference = float(effects[k])
         interval = Interval(difference - critical * error, difference + critical * error)
         statistic = abs(difference) / error if error else math.inf if difference else 0.0
