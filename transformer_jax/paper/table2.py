@@ -24,7 +24,7 @@ class Training:
     hours: float
     """The paper's training time on 8 P100 GPUs."""
     text_bytes: float
-    """The size of the text that `prepare` downloads."""
+    """The approximate size of the text. The download is compressed, so it can be smaller."""
 
     @property
     def paper_flops(self) -> float:
