@@ -8,12 +8,12 @@ To list a command's options, use --help:
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import Fixed, Positional, Suppress, arg
 
 from experiments.benchmark import benchmarks
 from experiments.benchmark import gpu as on_gpu
@@ -167,6 +167,8 @@ class Gpu(MeasureCommand):
     """Time limit for the whole command."""
     toy: bool = False
     """Try the command with toy models, on any device."""
+    # Each batch is one step of a round.
+    steps: Suppress[Fixed[int]] = 1
 
     def run(self) -> None:
         if not self.minutes > 0:
@@ -176,7 +178,7 @@ class Gpu(MeasureCommand):
         )
         if not self.toy:
             on_gpu.check_gpu_is_available(self.settings)
-        amount = on_gpu.TOY if self.toy else replace(on_gpu.FULL, rounds=self.rounds)
+        amount = on_gpu.TOY if self.toy else on_gpu.FULL
         measured, skipped = on_gpu.gpu(config, amount, self.settings, seconds=60 * self.minutes)
         self.save("gpu", measured, skipped)
 

@@ -41,7 +41,6 @@ class Amount:
     shapes: int
     """The maximum number of distinct shapes among the batches."""
     sentences: int
-    rounds: int
     trainers: tuple[str, ...]
 
 
@@ -52,7 +51,6 @@ FULL = Amount(
     batches=8,
     shapes=2,
     sentences=3000,
-    rounds=9,
     trainers=tuple(TRAINERS),
 )
 # The short number-word corpus has a vocabulary of a few hundred tokens.
@@ -63,7 +61,6 @@ TOY = Amount(
     batches=2,
     shapes=1,
     sentences=8,
-    rounds=2,
     # torch.compile takes minutes on a CPU.
     trainers=("ours", "torch"),
 )
@@ -148,7 +145,7 @@ def gpu(
             skipped.append(f"{name}: {max(left, 0):.0f} s left")
             continue
         settings.say(f"{name}, at most {left * share:.0f} s")
-        begun = replace(settings, until=time.monotonic() + left * share, rounds=amount.rounds)
+        begun = replace(settings, until=time.monotonic() + left * share)
         benchmarks.append(measure(name, begun))
     return benchmarks, skipped
 

@@ -351,8 +351,8 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
 ) -> None:
     # Run only our worker, because the other libraries may not be installed.
     monkeypatch.setattr(on_gpu, "TOY", dataclasses.replace(on_gpu.TOY, trainers=("ours",)))
-    python = ["--torch-python", str(tmp_path / "none")]
-    assert main(["gpu", "--toy", "--out", str(tmp_path), *python]) == 0
+    options = ["--rounds", "1", "--torch-python", str(tmp_path / "none")]
+    assert main(["gpu", "--toy", "--out", str(tmp_path), *options]) == 0
     shown = capsys.readouterr()
     assert "hf was skipped" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
@@ -363,11 +363,18 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
         "decode base, beam 4",
     ]
     for part in found.benchmarks:
-        assert len(part.measurements["ours"].samples) == 2
+        assert len(part.measurements["ours"].samples) == 1
     base = found.benchmarks[0]
     assert base.work["target_tokens_a_step"] >= on_gpu.TOY.tokens
     assert base.work["dtype"] == "bfloat16"
     assert 0 < (base.measurements["ours"].utilization or 0) < 1
+
+
+def test_the_gpu_command_rejects_an_option_that_would_have_no_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["gpu", "--toy", "--minutes", "nan", "--steps", "3"]) == 2
+    assert "--steps" in capsys.readouterr().err
 
 
 def test_the_gpu_command_lists_benchmarks_without_time() -> None:
