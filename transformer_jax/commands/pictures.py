@@ -37,10 +37,11 @@ class Attention(RunCommand):
     of the paper. `grid` shows a heat map for each layer and head. `alignment`
     shows one heat map of the mean over the layer's heads."""
     heads: tuple[int, ...] = ()
-    """The heads to show, counted from 0. Default: all."""
+    """The heads to show, counted from 0. `grid` always shows all. Default: all."""
     position: int | None = None
     """Show only what the token at this position in the left column attends to.
-    Positions are counted from 0."""
+    Positions are counted from 0. `alignment` only highlights the token, and
+    `grid` ignores it."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a sentence that is too long instead of raising an error."""
 
