@@ -130,7 +130,8 @@ def read_scores(run: SweepRun) -> RunScores:
     times = metric_by_step(table, "train/time")
     if not dev_bleu:
         raise StorageError(f"{run.path} has no BLEU scores: train it with train.bleu_every")
-    if len(times) < 3:
+    # The lower quartile of two intervals would be an extrapolation.
+    if len(times) < 4:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
     intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times))]
     sentences = list(read_sentences(run, "test"))

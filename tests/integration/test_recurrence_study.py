@@ -170,3 +170,17 @@ def test_runs_without_bleu_scores_are_rejected_in_one_line(
     metrics.write_text(metrics.read_text().replace("bleu", "other"))
     assert main([str(sweep.path)]) == 74
     assert capsys.readouterr().err.endswith("has no BLEU scores: train it with train.bleu_every\n")
+
+
+def test_runs_with_too_few_reports_are_rejected_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = plan_sweep(tmp_path / "few-reports", {"fast": Row(SMALL)}, 1)
+    sweep.store()
+    finish(sweep.runs[0])
+    metrics = sweep.runs[0].path / "metrics.jsonl"
+    reports = [{"step": step, "split": "train", "time": step**3} for step in (1, 2, 3)]
+    reports.append({"step": 3, "split": "dev", "bleu": 1, "perplexity": 2})
+    metrics.write_text("".join(f"{json.dumps(report)}\n" for report in reports))
+    assert main([str(sweep.path)]) == 74
+    assert capsys.readouterr().err.endswith("train it with a lower train.log_every\n")
