@@ -187,10 +187,11 @@ def to_markdown(results: Results) -> str:
         notes.append(f"Settings: {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
         sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
     sections += [f"There was no time for {what}." for what in results.skipped]
-    where = ", ".join(f"{v} {k}" if k == "cores" else f"{v}" for k, v in results.machine.items())
+    units = {"cores": " cores", "memory_gib": " GiB"}
+    known = {key: value for key, value in results.machine.items() if value is not None}
+    where = ", ".join(f"{value}{units.get(key, '')}" for key, value in known.items())
     sections.append(
-        f"These results are from {results.date}, commit {results.commit or 'unknown'}, on {where} "
-        "GiB."
+        f"These results are from {results.date}, commit {results.commit or 'unknown'}, on {where}."
     )
     return "\n\n".join(sections) + "\n"
 

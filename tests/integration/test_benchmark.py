@@ -71,6 +71,14 @@ def test_speed_is_units_per_second_of_each_round() -> None:
     assert Measurement(1.0, {}, samples).utilization is None
 
 
+def test_a_report_omits_details_of_the_machine_that_are_unknown() -> None:
+    machine = {"system": "Darwin arm64", "processor": "arm", "cores": 8, "memory_gib": None}
+    report = to_markdown(dataclasses.replace(results([1.0], [2.0]), machine=machine))
+    assert report.endswith("on Darwin arm64, arm, 8 cores.\n")
+    report = to_markdown(dataclasses.replace(results([1.0], [2.0]), machine={"memory_gib": 1.5}))
+    assert report.endswith("on 1.5 GiB.\n")
+
+
 def test_one_round_has_no_spread() -> None:
     assert quartiles([3.0]) == (3.0, 3.0, 3.0)
 
