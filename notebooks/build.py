@@ -58,8 +58,11 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 def main(names: list[str]) -> None:
     """Build the notebooks with these names, or all notebooks if no names are given."""
-    for script in sorted(FOLDER.glob("[0-9]_*.py")):
-        if not names or script.stem in names:
+    scripts = {script.stem: script for script in sorted(FOLDER.glob("[0-9]_*.py"))}
+    if unknown := [name for name in names if name not in scripts]:
+        sys.exit(f"no script {', '.join(unknown)} (there are {', '.join(scripts)})")
+    for name, script in scripts.items():
+        if not names or name in names:
             notebook = convert(script)
             execute(notebook)
             nbformat.write(notebook, script.with_suffix(".ipynb"))

@@ -52,6 +52,14 @@ def texts_of(output: dict[str, Any]) -> list[str]:
     return ["".join(text) for kind, text in data.items() if kind != "image/png"]
 
 
+def test_a_script_that_does_not_exist_is_an_error() -> None:
+    pytest.importorskip("jupytext", reason="needs `pip install --group notebooks`")
+    command = [sys.executable, str(FOLDER / "build.py"), "1_the_modle"]
+    build = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert build.returncode == 1
+    assert build.stderr.startswith("no script 1_the_modle (there are 1_the_model, ")
+
+
 def test_there_are_five_notebooks_below_three_megabytes() -> None:
     assert len(SCRIPTS) == 5
     assert sum(notebook.stat().st_size for notebook in NOTEBOOKS) < MAX_BYTES
