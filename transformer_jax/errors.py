@@ -144,5 +144,11 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error in a multi-process run means that another process is gone."""
+    # Orbax's errors become storage errors.
+    while isinstance(error, StorageError) and error.__cause__ is not None:
+        error = error.__cause__
+    # The messages of these errors contain paths and values, which may match by chance.
+    if isinstance(error, TransformerJaxError | RunInterrupted | OSError):
+        return False
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
-    return re.search(signs, str(error)) is not None
+    return re.search(signs, f"{error} {error.__cause__}") is not None
