@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_checkpoint_of_another_format_is_rejected_in_one_line(checkpoint: Path
         checksums.write(checkpoint)
         with pytest.raises(StorageError, match=r"4 has format (99|None), .* only format \d+$"):
             CheckpointMetadata.read(checkpoint, IDENTITY)
+
+
+@pytest.mark.parametrize("field", ["perplexity", "previous_step"])
+def test_a_number_that_is_too_large_is_an_error(checkpoint: Path, field: str) -> None:
+    file = checkpoint / "checkpoint.json"
+    number = 10**400 if field == "perplexity" else math.inf
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: number}))
+    checksums.write(checkpoint)
+    with pytest.raises(StorageError, match=r"^checkpoint 4 cannot be read: .*$"):
+        CheckpointMetadata.read(checkpoint, IDENTITY)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "[" * 100_000, '{"format": 3, "step": "x"}', "\0"])

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shlex
 import shutil
@@ -188,6 +189,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "invalid UTF-8": lambda path: (path / "run.json").write_bytes(b'{"format": "\xff"}'),
     "a list": lambda path: (path / "run.json").write_text("[]"),
     "a word as format": lambda path: rewrite(path, lambda run: run.update(format="one")),
+    "infinity as format": lambda path: rewrite(path, lambda run: run.update(format=math.inf)),
     "a list as config": lambda path: rewrite(path, lambda run: run.update(config=[])),
     "an unknown field": lambda path: rewrite(
         path, lambda run: run["config"]["model"].update(num_haeds=4)

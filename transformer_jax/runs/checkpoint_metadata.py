@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import INVALID_JSON, JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
@@ -67,7 +67,7 @@ class CheckpointMetadata(NamedTuple):
                 None if previous_step is None else int(previous_step),
                 dict(content["custom_metadata"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, *INVALID_JSON, KeyError, AttributeError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
     def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:

@@ -37,7 +37,7 @@ from transformer_jax.errors import (
     UsageError,
     storage_errors,
 )
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import INVALID_JSON, JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
@@ -153,7 +153,7 @@ class RunDirectory:
             return cls(path, config, vocabulary, str(data["data"]["fingerprint"]), package)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
-        except (OSError, ValueError, TypeError, RecursionError, ConfigError, DataError) as error:
+        except (OSError, *INVALID_JSON, ConfigError, DataError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
     @property
