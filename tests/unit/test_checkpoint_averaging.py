@@ -87,3 +87,17 @@ def test_an_average_contains_no_damaged_checkpoint(tmp_path: Path) -> None:
         selected(2, 4)
     with pytest.raises(StorageError, match=r"checkpoint 4 of .* is damaged"):
         selected(4, 2, step=4)
+
+
+def test_a_checkpoint_whose_metadata_is_damaged_is_reported_and_not_averaged(
+    tmp_path: Path,
+) -> None:
+    folder, messages = tmp_path / "run" / "c", list[str]()
+    write_steps(folder, {1: 9.0, 2: 8.0, 3: 7.0, 4: 6.0})
+    (folder / "4" / "checkpoint.json").write_text("{}")
+    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+        assert select_steps(checkpoints, 2) == [2, 3]
+        assert len(messages) == 1
+        assert messages[0].startswith("checkpoint 4 is damaged and not averaged: checkpoint.json ")
+        with pytest.raises(StorageError, match=r"checkpoint 4 of .* is damaged: checkpoint\.json "):
+            select_steps(checkpoints, 2, step=4)

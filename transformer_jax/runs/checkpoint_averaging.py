@@ -35,6 +35,10 @@ def select_steps(
     available = sorted(checkpoints.scores) if average > 1 else checkpoints.steps
     if allow_fewer and not available:
         return select_steps(checkpoints, 1, step)
+    for damaged, reason in checkpoints.damaged_metadata.items() if average > 1 else ():
+        if damaged == step:
+            raise StorageError(f"checkpoint {step} of {run} is damaged: {reason}")
+        checkpoints.say(f"checkpoint {damaged} is damaged and not averaged: {reason}")
     if step not in (None, *available):
         kind = "scheduled checkpoint" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"

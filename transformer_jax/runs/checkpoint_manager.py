@@ -85,6 +85,11 @@ class CheckpointManager:
             if metadata.perplexity is not None
         }
 
+    @property
+    def damaged_metadata(self) -> dict[int, str]:
+        """The damage to each checkpoint whose score is unknown because of it, keyed by step."""
+        return dict(self._damage)
+
     def metadata(self, step: int) -> JsonObject:
         """Return the metadata that was passed to `save`; raise a StorageError if it is damaged."""
         self._check(step, self._damage.get(step))
