@@ -58,6 +58,14 @@ def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_pat
     assert steps_on_disk(tmp_path / "c") == {1, 4, 6, 7}
 
 
+def test_a_user_may_delete_an_old_checkpoint_during_training(tmp_path: Path) -> None:
+    write_steps(tmp_path / "c", {1: 9.0, 2: 8.0}, keep=2)
+    with CheckpointManager(tmp_path / "c", IDENTITY, keep=2) as checkpoints:
+        shutil.rmtree(tmp_path / "c" / "1")
+        checkpoints.save(3, with_optimizer(params_of(3)), 7.0, {})
+    assert steps_on_disk(tmp_path / "c") == {2, 3}
+
+
 def test_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint yet"):
         CheckpointManager(tmp_path / "run" / "checkpoints", IDENTITY)

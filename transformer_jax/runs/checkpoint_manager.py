@@ -233,8 +233,9 @@ class CheckpointManager:
             self._verified -= superseded
             for old in superseded:
                 # Rename before deleting, so that a numeric name always implies a complete
-                # checkpoint.
-                shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
+                # checkpoint. The user may have deleted the checkpoint already.
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
 
     @contextlib.contextmanager
     def _as_storage_error(self, step: int) -> Iterator[None]:
