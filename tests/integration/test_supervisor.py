@@ -18,6 +18,8 @@ from small import SMALL, metrics_of
 from test_cli import mistake, run_python
 
 import transformer_jax
+from transformer_jax.cli import main
+from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.supervisor import TICK, Heartbeats, supervise
 from transformer_jax.errors import LostProcessError
@@ -290,6 +292,14 @@ def test_the_supervisor_does_not_import_jax(tmp_path: Path) -> None:
         "-m transformer_jax train tiny --supervise --step-timeout 7 "
         "runs/tiny {'step_timeout': 7.0, 'phase_timeout': 1800.0}"
     )
+
+
+def test_the_supervisor_does_not_repeat_the_trainers_warnings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(TrainingCommand, "under_supervisor", lambda *_: 0)
+    assert main(["train", "tiny", "--model.d-k", "16", "--supervise"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_timeouts_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
