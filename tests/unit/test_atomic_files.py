@@ -22,3 +22,12 @@ def test_a_full_disk_leaves_the_old_content_and_no_other_file(
         write_text(path, "new")
     assert json.loads(path.read_text("utf-8")) == {"größe": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_contents_and_then_the_name_are_synced_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    write_text(tmp_path / "file", "new")
+    assert synced == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]

@@ -22,6 +22,8 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The new name must also survive a power failure.
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
