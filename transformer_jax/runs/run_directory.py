@@ -170,7 +170,7 @@ class RunDirectory:
 
     @property
     def software_versions(self) -> dict[str, str]:
-        """The software versions that the run was created with."""
+        """The software versions that created the run or last changed its config."""
         stored = json.loads(read_limited(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
