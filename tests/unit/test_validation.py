@@ -37,8 +37,8 @@ class Example(ConfigSection):
     ("rule", "allowed", "rejected", "words"),
     [
         (between(1, 9), (1, 9), (0, 10), "from 1 to 9"),
-        (at_least(2), (2, 1e300), (1.9, math.inf), "at least 2 and finite"),
-        (POSITIVE, (5e-324, 1e300), (0, -1, math.inf), "positive and finite"),
+        (at_least(2), (2, 1e300), (1.9, math.inf, 10**400), "at least 2 and finite"),
+        (POSITIVE, (5e-324, 1e300), (0, -1, math.inf, 10**400), "positive and finite"),
         (PROBABILITY, (0, 0.999), (-0.1, 1), "at least 0 and below 1"),
     ],
     ids=["between", "at_least", "positive", "probability"],

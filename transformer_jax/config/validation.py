@@ -10,7 +10,7 @@ Types and rules are checked when a section is created.
 import dataclasses
 import difflib
 import functools
-import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
+
+# A larger integer cannot be converted to a float.
+LARGEST = sys.float_info.max
 
 TypeForm = Any
 """A type in an annotation: a class such as int, or a form such as `int | None` or a Literal."""
@@ -39,10 +42,10 @@ def between(low: int, high: int) -> Rule:
 
 def at_least(low: int) -> Rule:
     """Accept finite numbers greater than or equal to `low`."""
-    return Rule(f"at least {low} and finite", lambda value: low <= value < math.inf)
+    return Rule(f"at least {low} and finite", lambda value: low <= value <= LARGEST)
 
 
-POSITIVE = Rule("positive and finite", lambda value: 0 < value < math.inf)
+POSITIVE = Rule("positive and finite", lambda value: 0 < value <= LARGEST)
 PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
