@@ -312,6 +312,15 @@ def test_timeouts_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
         assert "must be positive" in error
 
 
+@pytest.mark.parametrize("option", ["--step-timeout", "--phase-timeout"])
+def test_timeouts_need_a_supervisor(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "tiny", "--out", str(tmp_path / "run"), option, "7"]
+    assert mistake(capsys, command) == f"transformer-jax: {option} needs --supervise\n"
+    assert not (tmp_path / "run").exists()
+
+
 TIMEOUTS = ("--step-timeout", "3", "--phase-timeout", "120")
 LONGER = SMALL.change(train={"steps": 120, "checkpoint_every": 40})
 

@@ -93,7 +93,14 @@ class TrainingCommand(ConfigCommand):
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
-        """Connect to the other processes, if any, and check that they all have the same config."""
+        """Connect to the other processes, if any, and check that they all have the same config.
+
+        Raises:
+            UsageError: the configs differ, or a timeout is set without `--supervise`.
+        """
+        for name in ("step_timeout", "phase_timeout"):
+            if not self.supervise and getattr(self, name) != getattr(type(self), name):
+                raise UsageError(f"--{name.replace('_', '-')} needs --supervise")
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
