@@ -59,6 +59,8 @@ def resolve_cluster(
     options = (coordinator, num_processes, process_id)
     if num_processes == 1:
         return None
+    if num_processes is not None and num_processes < 1:
+        raise UsageError(Setting("num_processes", num_processes), " must be positive")
     if options == (None, None, None):
         spec = _from_environment()
         return None if spec is None or spec.count == 1 else spec
