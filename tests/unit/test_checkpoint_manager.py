@@ -2,7 +2,7 @@ import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,33 @@ def test_a_user_may_delete_an_old_checkpoint_during_training(tmp_path: Path) -> 
         shutil.rmtree(tmp_path / "c" / "1")
         checkpoints.save(3, with_optimizer(params_of(3)), 7.0, {})
     assert steps_on_disk(tmp_path / "c") == {2, 3}
+
+
+def test_a_checkpoint_that_training_deletes_during_a_check_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, messages = tmp_path / "c", list[str]()
+    write_steps(folder, {1: 9.0, 2: 8.0, 3: 7.0})
+    check, read = checksums.check, checkpoint_metadata.CheckpointMetadata.read
+
+    def delete_and(action: Callable[..., Any]) -> Callable[..., Any]:
+        def delete_first(checkpoint: Path, *arguments: Any) -> Any:
+            if checkpoint.name == "3":
+                shutil.rmtree(checkpoint)
+            return action(checkpoint, *arguments)
+
+        return delete_first
+
+    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+        monkeypatch.setattr(checksums, "check", delete_and(check))
+        with pytest.raises(StorageError, match=r"checkpoint 3 of .* has been deleted"):
+            checkpoints.latest_valid()
+    monkeypatch.undo()
+    write_steps(folder, {3: 7.0})
+    monkeypatch.setattr(checkpoint_metadata.CheckpointMetadata, "read", delete_and(read))
+    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+        assert select_steps(checkpoints, 2) == [1, 2]
+    assert not messages
 
 
 def test_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:

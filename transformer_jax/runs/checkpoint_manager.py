@@ -119,12 +119,18 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Describe the damage to a checkpoint, or return None if the checkpoint is intact."""
+        """Describe the damage to a checkpoint, or return None if the checkpoint is intact.
+
+        Raise a StorageError if the checkpoint does not exist. For example, a run that is still
+        training may have deleted it.
+        """
         if step in self._verified:
             return None
         try:
             checksums.check(self.folder / str(step))
         except (CorruptionError, FileNotFoundError) as error:
+            if self._is_deleted(step):
+                raise StorageError(f"checkpoint {step} of {self.run} has been deleted") from error
             return str(error)
         except OSError as error:
             # The checkpoint may be intact but not readable by this user, so do not rename it.
@@ -208,7 +214,11 @@ class CheckpointManager:
                 path = self.folder / str(step)
                 self._metadata[step] = CheckpointMetadata.read(path, self._identity)
             except CorruptionError as error:
-                self._damage[step] = str(error)
+                if not self._is_deleted(step):
+                    self._damage[step] = str(error)
+
+    def _is_deleted(self, step: int) -> bool:
+        return not (self.folder / str(step)).exists()
 
     def _check(self, step: int, damage: str | None) -> None:
         if damage is not None:
