@@ -323,7 +323,7 @@ def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_pa
 
 @pytest.mark.exhaustive
 def test_patience_ends_a_run_that_no_longer_improves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Step 2 has the best perplexity. From step 3 to step 5, the perplexity improves from 7.0 to
     # 5.5, but it is always worse than at step 2.
@@ -332,7 +332,9 @@ def test_patience_ends_a_run_that_no_longer_improves(
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}
     path = train(SMALL.change(train=often), tmp_path / "run")
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5]
-    resume(path)
+    # More steps do not help, and the message states why.
+    assert main(["resume", str(path), "--train.steps", "9"]) == 0
+    assert "at step 5: nothing to do (train.patience 3 has run out)" in capsys.readouterr().out
     assert state_of(path)[0] == 5
     resume(path, train={"patience": 5})
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7]

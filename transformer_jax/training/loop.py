@@ -96,7 +96,8 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         restored = checkpointer.last_step
         is_done = restored >= config.train.steps
         if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
-            console.print(f"{run.folder.path} is already at step {restored}: nothing to do")
+            reason = "" if is_done else f" (train.patience {config.train.patience} has run out)"
+            console.print(f"{run.folder.path} is already at step {restored}: nothing to do{reason}")
             return len(checkpointer.scores)
         if run.group.is_primary:
             # Remove stale reports. At the restored step, keep the reports that were scheduled: the
