@@ -140,9 +140,11 @@ def read_scores(path: Path) -> Study:
     except (OSError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise StorageError(f"{path} cannot be read: {error!r}") from error
     buckets = [Bucket(above, end, np.arange(count)) for above, end, count in bounds]
-    # The last bucket ends at 4 L.
-    limit = round(buckets[-1].end / ENDS[-1])
-    return Study(list(curves), seeds, limit, buckets, metric, "", curves, [])
+    # The last bucket ends at 4 L, or at L if too few sentences are longer. No bucket contains L.
+    last = buckets[-1].end
+    starts = [bucket.above for bucket in buckets]
+    limit = last / ENDS[-1] if last / ENDS[-1] in starts else last
+    return Study(list(curves), seeds, round(limit), buckets, metric, "", curves, [])
 
 
 def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:

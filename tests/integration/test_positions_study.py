@@ -1,10 +1,12 @@
 """Test the positions study's tables and figures on the evaluations of synthetic runs."""
 
 import csv
+import itertools
 import json
 import math
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,16 @@ def test_the_table_marks_significant_means(tmp_path: Path) -> None:
     assert "| far | 10.37 ± 0.57\\* |" in table
     assert "| near | 5.23 ± 0.25 |" in table
     assert table.count("\\*") == 2 + 1, "one cell for each score, and the footnote"
+
+
+@pytest.mark.parametrize("ends", [(4, 8), (16, 32), (4, 8, 16, 32)])
+def test_the_table_determines_the_training_length(tmp_path: Path, ends: Sequence[int]) -> None:
+    lines = ["row,above,end,sentences,score,seed,value"]
+    start = 0 if ends[0] < LIMIT else LIMIT
+    for above, end in itertools.pairwise([start, *ends]):
+        lines += [f"base,{above},{end},50,{name},0,2.0" for name in ("perplexity", "exact")]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    assert read_scores(tmp_path / "table.csv").max_training_length == LIMIT
 
 
 @pytest.mark.slow
