@@ -304,6 +304,10 @@ def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in metrics_of(path) if line["split"] == "dev"}
 
 
+def train_reports(path: Path) -> list[int]:
+    return [line["step"] for line in metrics_of(path) if line["split"] == "train"]
+
+
 @pytest.mark.exhaustive
 def test_checkpoints_can_be_scheduled_in_epochs_and_translated_less_often(tmp_path: Path) -> None:
     per_epoch = {"checkpoint_unit": "epoch", "checkpoint_every": 1, "bleu_every": 2}
@@ -332,9 +336,11 @@ def test_patience_ends_a_run_that_no_longer_improves(
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}
     path = train(SMALL.change(train=often), tmp_path / "run")
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5]
+    assert train_reports(path) == [2, 4, 5]
     # More steps do not help, and the message states why.
     assert main(["resume", str(path), "--train.steps", "9"]) == 0
     assert "at step 5: nothing to do (train.patience 3 has run out)" in capsys.readouterr().out
     assert state_of(path)[0] == 5
     resume(path, train={"patience": 5})
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7]
+    assert train_reports(path) == [2, 4, 6, 7]

@@ -118,6 +118,10 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         writer_type = MetricWriter if run.group.is_primary else NullWriter
         with writer_type(run.folder, console, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
+            if meter.pending_metrics():
+                # Patience has ended training between two reports.
+                step = checkpointer.last_step
+                writer.report(step, "train", _read_metrics(meter, config, step))
         checkpointer.wait()
         return len(checkpointer.scores)
 
