@@ -137,6 +137,18 @@ def test_a_signal_stops_all_workers_after_they_save(tmp_path: Path) -> None:
     assert read_status(sweep.find("works/seed-1")).status == "queued"
 
 
+def test_nohup_lets_a_sweep_survive_the_end_of_its_terminal(tmp_path: Path) -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        [status] = launch(
+            make_sweep(tmp_path, "works"), SLOTS[:1], lambda _: signal.raise_signal(signal.SIGHUP)
+        )
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert status.status == "done"
+
+
 def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "waits", "works")
     orphan = launcher.start_worker(sweep, sweep.runs[0], SLOTS[0], 60.0)

@@ -204,7 +204,10 @@ def start_worker(
 def _record_signals() -> Iterator[list[int]]:
     """Yield a list that collects the termination signals that this process receives."""
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    # `nohup` makes a process ignore SIGHUP, so that it continues after its terminal is closed.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous = {n: signal.signal(n, lambda number, _: received.append(number)) for n in numbers}
     try:
         yield received
