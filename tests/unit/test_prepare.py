@@ -192,6 +192,30 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
         prepare(CONFIG)
 
 
+def test_lines_of_a_text_that_changes_meanwhile_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "CHUNK_PAIRS", 4)
+    contents = {name: f"{name}\n" * 9 for name in ("train.en", "train.de", "dev.en", "dev.de")}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    config = DataConfig(
+        corpus="text",
+        folder=str(tmp_path),
+        train=("train.en", "train.de"),
+        dev=("dev.en", "dev.de"),
+    )
+
+    def change_dev(activity: str, _: int, __: int) -> None:
+        if activity == "encoding train":
+            (tmp_path / "dev.de").write_text("changed\n" * 9)
+
+    with pytest.raises(DataError, match=r"dev\.de was changed while it was read"):
+        prepare(config, VOCABULARY, progress=change_dev)
+    (tmp_path / "dev.de").write_text(contents["dev.de"])
+    assert prepare(config, VOCABULARY).lines("dev") == (["dev.en"] * 9, ["dev.de"] * 9)
+
+
 CHUNK = 8
 # The train split has 7 chunks, and dev and test have 3 each. Each chunk takes one call for the
 # sources and one for the targets.

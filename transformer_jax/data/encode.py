@@ -109,11 +109,17 @@ class SplitWriter:
         done, outcome = self._resume()
         with ExitStack() as stack:
             self.files = {k: stack.enter_context(path.open("ab")) for k, path in self.paths.items()}
-            for pairs in _chunks(self.corpus.read(self.split, done)):
-                self._write_chunk(pairs, outcome)
-                done += len(pairs)
-                progress(f"encoding {self.split}", done, total)
-                self._write_journal(done, outcome)
+            try:
+                for pairs in _chunks(self.corpus.read(self.split, done)):
+                    self._write_chunk(pairs, outcome)
+                    done += len(pairs)
+                    progress(f"encoding {self.split}", done, total)
+                    self._write_journal(done, outcome)
+            except DataError:
+                # If the text has changed, the files contain lines of the changed text. Start again
+                # next time, because the original text might be restored by then.
+                self.journal.unlink(missing_ok=True)
+                raise
         if not outcome["kept"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (+outcome).items())
             raise DataError(
