@@ -57,7 +57,7 @@ class RunStatus:
     bleu: float | None = None
     """The most recent BLEU score on the development set."""
     seconds_left: float | None = None
-    """The estimated number of seconds until training ends, if the run is in progress."""
+    """The estimated number of seconds until training ends, if the run is being trained."""
     evaluations: Mapping[Split, Path] = field(default_factory=dict)
     """The folder of the latest evaluation on each split."""
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
@@ -130,14 +130,16 @@ def read_status(run: SweepRun) -> RunStatus:
             slot=str(stored.get("slot", "")) if is_local else "",
             finished=tuple(stored.get("finished", ())),
             note=note,
-        )
+        ),
+        since=_numbers(stored).get("time", 0.0),
     )
 
 
-def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
+def with_results(status: RunStatus, *, any_search: bool = False, since: float = 0.0) -> RunStatus:
     """Return the status with results from the run's metrics and latest evaluations.
 
-    Values of unexpected types are ignored, because another program may have written the files.
+    The remaining time is estimated from reports written at or after the Unix time `since`. Values
+    of unexpected types are ignored, because another program may have written the files.
     """
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
@@ -148,6 +150,8 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
     dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
+    # If training was interrupted, reports from before the pause would make it appear slow.
+    timed = [report for report in train if report.get("time", -1.0) >= since]
     newest = ChainMap(_numbers(scores.get("dev", {})), *dev[-1:], *dev_bleus[-1:])
     is_running = status.status == "running"
     return replace(
@@ -155,7 +159,7 @@ def with_results(status: RunStatus, *, any_search: bool = False) -> RunStatus:
         step=max((line["step"] for line in metrics), default=0),
         perplexity=newest.get("perplexity"),
         bleu=newest.get("bleu"),
-        seconds_left=_seconds_left(train, run.config.train.steps) if is_running else None,
+        seconds_left=_seconds_left(timed, run.config.train.steps) if is_running else None,
         evaluations=evaluations,
         scores=scores,
     )
@@ -206,9 +210,9 @@ def _process_start(pid: int) -> str:
         return ""
 
 
-def _seconds_left(train: list[JsonObject], steps: int) -> float | None:
-    """Estimate the remaining time from the last ten training reports that contain a time."""
-    timed = [report for report in train if "time" in report][-10:]
+def _seconds_left(timed: list[JsonObject], steps: int) -> float | None:
+    """Estimate the remaining time from the last ten of these training reports."""
+    timed = timed[-10:]
     if not timed or timed[0]["step"] == timed[-1]["step"]:
         return None
     first, last = timed[0], timed[-1]
