@@ -185,6 +185,23 @@ def test_the_local_launcher_trains_only_runs_that_slurm_has_dropped(
     assert started == ["base/seed-1", "B/seed-1"]
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_job_that_finishes_while_slurm_is_asked_stays_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert submit_sweep() == 0
+    finished, *canceled = (status.run for status in statuses().values())
+
+    def list_jobs() -> set[str]:
+        write_status(finished, "done", job="70_0")
+        return set()
+
+    monkeypatch.setattr(slurm, "list_jobs", list_jobs)
+    slurm.reconcile(Sweep.open(Path("sweeps/mine")))
+    assert read_status(finished).status == "done"
+    assert {read_status(run).status for run in canceled} == {"stopped"}
+
+
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [

@@ -155,13 +155,19 @@ def check_available() -> None:
 
 def reconcile(sweep: Sweep) -> list[RunStatus]:
     """Mark runs as stopped if their Slurm jobs no longer exist; return the statuses of all runs."""
-    statuses = [read_status(run) for run in sweep.runs]
-    active = [s for s in statuses if s.job and s.status in ("submitted", "running")]
+    active = _active_jobs(sweep)
     jobs = list_jobs() if active else set()
-    for status in active:
-        if (job := status.job) not in jobs:
-            write_status(status.run, "stopped", note=f"job {job} is gone", job=job)
+    # Read the statuses again, because a job that has just finished is not in the list, either.
+    for run, job in _active_jobs(sweep).items():
+        if active.get(run) == job and job not in jobs:
+            write_status(run, "stopped", note=f"job {job} is gone", job=job)
     return [read_status(run) for run in sweep.runs]
+
+
+def _active_jobs(sweep: Sweep) -> dict[SweepRun, str]:
+    """Return the jobs of the runs that are pending or running according to their statuses."""
+    statuses = map(read_status, sweep.runs)
+    return {s.run: s.job for s in statuses if s.job and s.status in ("submitted", "running")}
 
 
 def list_jobs() -> set[str]:
