@@ -100,6 +100,17 @@ def test_only_failed_runs_are_repeated_and_only_on_request(tmp_path: Path) -> No
     assert works.run.status_file.read_text() == contents[0]
 
 
+@pytest.mark.parametrize("before", ["stopped", "failed"])
+def test_the_status_of_an_earlier_attempt_does_not_hide_a_crash(
+    before: str, tmp_path: Path
+) -> None:
+    sweep = make_sweep(tmp_path, "dies")
+    set_status(sweep.runs[0], before, note="saved")
+    [status] = launch(sweep, SLOTS[:1], lambda _: None, retry_failed=True)
+    assert status.status == "failed"
+    assert status.note.startswith("its worker exited with code -9: see ")
+
+
 def test_runs_of_other_launchers_are_left_alone(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "works", "submitted", "elsewhere")
     set_status(sweep.runs[1], "submitted", job="7_0")

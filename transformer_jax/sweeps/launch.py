@@ -21,6 +21,7 @@ from transformer_jax.sweeps.status import (
     PROCESS_GONE,
     SLOT_VARIABLE,
     RunStatus,
+    read_json_object,
     read_status,
     write_status,
 )
@@ -58,8 +59,8 @@ def launch(
                 time.sleep(POLL_SECONDS)
                 if signals:
                     pool.stop()
-                for run, code in pool.remove_ended():
-                    status = _settle_status(run, code, is_stopping=bool(signals))
+                for run, worker in pool.remove_ended():
+                    status = _settle_status(run, worker, is_stopping=bool(signals))
                     report(f"{run.name}: {status.summary}")
         finally:
             pool.stop()
@@ -133,17 +134,17 @@ class _Pool:
         self.workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
         return slot
 
-    def remove_ended(self) -> list[tuple[SweepRun, int]]:
+    def remove_ended(self) -> list[tuple[SweepRun, subprocess.Popen[bytes]]]:
         """Free the slots of workers that have exited.
 
-        For each of them that this pool started, return the run and exit code.
+        For each of them that this pool started, return the run and the process.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):
-            if (code := process.poll()) is not None:
+            if process.poll() is not None:
                 del self.workers[run]
                 self.free.append(slot)
-                ended.append((run, code))
+                ended.append((run, process))
         orphans = [run for run in self._orphans if read_status(run).status != "running"]
         self.free += map(self._orphans.pop, orphans)
         return ended
@@ -163,11 +164,15 @@ class _Pool:
                 process.wait()
 
 
-def _settle_status(run: SweepRun, code: int, *, is_stopping: bool) -> RunStatus:
+def _settle_status(
+    run: SweepRun, worker: subprocess.Popen[bytes], *, is_stopping: bool
+) -> RunStatus:
     """Return the status of a run whose worker has exited; if the worker wrote none, write one."""
-    status = read_status(run)
-    is_final = status.status in ("done", "failed") or is_stopping or code == 0
-    if is_final or (status.status == "stopped" and status.note != PROCESS_GONE):
+    status, code = read_status(run), worker.returncode
+    # A worker that ends early leaves the status of an earlier attempt, or none.
+    is_new = read_json_object(run.status_file).get("pid") == worker.pid
+    is_final = status.status in ("done", "failed", "stopped") and status.note != PROCESS_GONE
+    if is_stopping or code == 0 or (is_new and is_final):
         return status
     note = f"its worker exited with code {code}: see {run.log_file}"
     write_status(run, "failed", note=note)
