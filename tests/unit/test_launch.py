@@ -85,7 +85,7 @@ def test_a_failed_run_does_not_affect_the_others(tmp_path: Path) -> None:
     assert "its worker exited with code -9: see " in statuses["dies"].note
     assert statuses["works"].run.log_file.read_text() == "output of works/seed-0\n"
     assert any(line.startswith("works/seed-0: on cpu ") for line in lines)
-    assert "fails/seed-0: failed, : diverged" in lines
+    assert "fails/seed-0: failed: diverged" in lines
 
 
 def test_only_failed_runs_are_repeated_and_only_on_request(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ class RunStatus:
     def summary(self) -> str:
         """A short description of the status."""
         if self.status == "failed":
-            return f"failed, {self.phase}: {self.note}"
+            # A worker can fail before its first phase.
+            phase = f", {self.phase}" if self.phase else ""
+            return f"failed{phase}: {self.note}"
         if self.status == "done":
             bleu = "" if self.bleu is None else f", BLEU {self.bleu:.1f}"
             dev = "" if self.perplexity is None else f": dev perplexity {self.perplexity:.3f}"
