@@ -99,6 +99,12 @@ def test_a_plan_without_commands_is_valid(tmp_path: Path) -> None:
     assert Sweep.open(tmp_path / "s").rows == ROWS
 
 
+def test_a_sweep_can_be_stored_in_an_empty_folder(tmp_path: Path) -> None:
+    assert choose_folder(tmp_path, ROWS) == tmp_path
+    plan_sweep(tmp_path, ROWS, 1).store()
+    assert Sweep.open(tmp_path).rows == ROWS
+
+
 def test_a_folder_without_a_valid_plan_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a sweep: it has no sweep\.json"):
         Sweep.open(tmp_path)

@@ -99,12 +99,12 @@ class Sweep:
         """Write the plan to the folder, merging it into any existing plan.
 
         Raises:
-            UsageError: the existing plan has a different config for a row, or the folder exists but
-                is not a sweep.
+            UsageError: the existing plan has a different config for a row, or the folder contains
+                something other than a sweep.
             StorageError: the folder cannot be read or written.
         """
         rows, seeds, origins = self.rows, self.seeds, self.origins
-        if self.path.exists():
+        if not _is_free(self.path):
             stored = Sweep.open(self.path)
             for name in stored.rows.keys() & rows.keys():
                 _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
@@ -156,7 +156,7 @@ class Sweep:
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
     """Return `path`, or `path` plus a number if `path` contains a sweep with other configs."""
     for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
-        if not candidate.exists():
+        if _is_free(candidate):
             return candidate
         stored = Sweep.open(candidate).rows
         is_same_base = next(iter(stored)) == next(iter(rows))
@@ -165,6 +165,12 @@ def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
     raise UsageError(
         f"{path} and 998 numbered folders contain sweeps with different configs: delete some"
     )
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a path does not exist or is an empty folder, as left behind by a full disk."""
+    with storage_errors(f"{path} cannot be read"):
+        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def plan_sweep(
