@@ -13,8 +13,8 @@ authors chose the dropout rates and the learning rate on section 22 but do not r
 config uses those of Tensor2Tensor's transformer_parsing_base. According to the paper, all other
 settings match the base model.
 
-Differs from the paper: the vocabulary of 16,000 tokens contains only words. The trees have about
-100 symbols, which form a separate vocabulary, as in Tensor2Tensor.
+Differs from the paper: the vocabulary of 16,000 tokens is only for the sentences. The trees have
+fewer than 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.
 """
 
 from transformer_jax.config import Config
