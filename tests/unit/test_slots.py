@@ -16,14 +16,16 @@ def test_cpu_slots_share_all_cores_without_overlap() -> None:
 
 
 def test_each_accelerator_slot_sees_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
+        monkeypatch.delenv(variable, raising=False)
     gpus = make_slots("gpu", 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["0", "1"]
     tpus = make_slots("tpu", 2, limit=1)
     assert [slot.environment["TPU_VISIBLE_CHIPS"] for slot in tpus] == ["0"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    gpus = make_slots("gpu", 2)
-    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in gpus] == ["3", "5"]
+    for backend, variable in (("gpu", "CUDA_VISIBLE_DEVICES"), ("tpu", "TPU_VISIBLE_CHIPS")):
+        monkeypatch.setenv(variable, "3,5")
+        slots = make_slots(backend, 2)
+        assert [slot.environment[variable] for slot in slots] == ["3", "5"]
 
 
 def test_the_number_of_slots_is_limited_by_the_devices() -> None:

@@ -56,14 +56,14 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
 
 
 def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
+    variable, others = "CUDA_VISIBLE_DEVICES", dict[str, str]()
     if backend == "tpu":
         # With these variables, a process sees only one chip and does not connect to others.
-        single = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
-        chips = map(str, range(num_devices))
-        return [Slot(f"tpu {chip}", {"TPU_VISIBLE_CHIPS": chip, **single}) for chip in chips]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",")[:num_devices] if visible else map(str, range(num_devices))
-    return [Slot(f"{backend} {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus]
+        variable = "TPU_VISIBLE_CHIPS"
+        others = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+    visible = os.environ.get(variable)
+    devices = visible.split(",")[:num_devices] if visible else map(str, range(num_devices))
+    return [Slot(f"{backend} {device}", {variable: device, **others}) for device in devices]
 
 
 def _make_cpu_slots(limit: int | None) -> list[Slot]:
