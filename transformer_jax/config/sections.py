@@ -245,9 +245,10 @@ class DataConfig(ConfigSection):
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and each
-    length is equally likely. Default: all numbers below a million are equally
-    likely, so most are long."""
+    """For `number_words`: numbers have 1 to N digits (N is 5 or 6). Each length
+    is equally likely, except that no line occurs twice, so a line with a single
+    number rarely contains a short one. Default: all numbers below a million are
+    equally likely, so most are long."""
     train: tuple[str, str] | None = None
     """For `text`: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of one file translates line n of the other."""
