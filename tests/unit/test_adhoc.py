@@ -1,6 +1,7 @@
 """Test the `report` command on individual runs that are not part of a sweep."""
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_runs_that_cannot_be_compared_are_rejected_in_one_line(
     other = make_run(tmp_path / "other", SMALL.change(data={"train": FILES["dev"]}))
     assert "were trained on different text" in error_of(runs[0], other, "--out", out)
     assert not out.exists()
+
+
+def test_the_note_on_the_search_describes_the_search_of_the_scores(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    for run in runs:
+        [path] = run.glob("evaluations/*/scores.json")
+        scores = json.loads(path.read_text())
+        scores["decode"]["beam_size"] = 1
+        path.write_text(json.dumps(scores | {"average_checkpoints": 3}))
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    notes = (tmp_path / "out" / "report" / "table.md").read_text().replace("\\", "")
+    assert "- Search: beam_size 1, length_penalty gnmt" in notes
+    assert "average_checkpoints 3." in notes
 
 
 def test_rows_of_folders_with_the_same_name_have_different_names(tmp_path: Path) -> None:

@@ -52,7 +52,12 @@ def _describe_experiment(results: Results) -> list[str]:
     others = f" (other rows: {', '.join(f'{x:,}' for x in sorted(budgets))})" if budgets else ""
     scale = train.learning_rate_scale
     factor = "" if scale == 1 else f"{scale:g} times "
-    search = ", ".join(f"{name} {value}" for name, value in asdict(config.decode).items())
+    # Runs that were trained separately may be scored with options that are not in their configs.
+    scores = next((x for status in results.statuses for x in status.scores.values()), {})
+    stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
+    decode = asdict(config.decode) | (stored if isinstance(stored, dict) else {})
+    decode |= {} if averaged is None else {"average_checkpoints": averaged}
+    search = ", ".join(f"{name} {value}" for name, value in decode.items())
     return [
         f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
         f"Budget: {train.steps:,} steps{others} of about {data.batch_tokens:,} tokens each, with "
