@@ -21,6 +21,7 @@ from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.configs import Params
 from transformer_jax.commands.inference import _decode_lines
+from transformer_jax.commands.sweeps import Sweep
 from transformer_jax.commands.tables import format_duration
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_config
@@ -475,6 +476,10 @@ def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
         rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
         assert rows[row].config.train == expected
         assert rows[row].config.data == load_config("base").data
+        # Neither the order of the rows nor the absence of the first row matters.
+        for others in ((), ("table3:A1",)):
+            rows = Sweep(train_from="smoke", files=(f"table3:{row}", *others)).load_rows()
+            assert rows[row].config.train == expected
     assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
         dataclasses.replace(smoke, label_smoothing=0.0)
     )

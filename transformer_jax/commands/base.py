@@ -55,11 +55,18 @@ class ConfigCommand(abc.ABC):
     def run(self, rows: dict[str, Row]) -> None:
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
-    def with_sections(self, rows: Mapping[str, Row]) -> dict[str, Row]:
-        """Apply `--data-from` and similar options to the rows, and return the resulting rows."""
+    def with_sections(self, rows: Mapping[str, Row], spec: str = "") -> dict[str, Row]:
+        """Apply `--data-from` and similar options to the rows, and return the resulting rows.
+
+        Each row keeps its changes to the first row. If the rows are a single row FILE:ROW, `spec`
+        must be FILE:ROW, because the row's changes are relative to the first row in FILE.
+        """
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
-        sections = {key: loading.load_config(spec) for key, spec in specs.items() if spec}
-        return with_sections(rows, sections)
+        sections = {key: loading.load_config(name) for key, name in specs.items() if name}
+        path, row = loading.split_spec(spec)
+        is_single = bool(sections) and row is not None
+        first = next(iter(loading.load_rows(path).values())) if is_single else None
+        return with_sections(rows, sections, first)
 
 
 @dataclass(frozen=True)
@@ -72,11 +79,7 @@ class FileCommand(ConfigCommand):
 
     def load_rows(self) -> dict[str, Row]:
         """Return the experiment in FILE or FILE:ROW."""
-        row = loading.load_row(self.file)
-        path, name = loading.split_spec(self.file)
-        # To determine what `row` changes, `with_sections` needs the sweep's first row.
-        first = row if name is None else next(iter(loading.load_rows(path).values()))
-        return {"": self.with_sections({"first": first, "": row})[""]}
+        return self.with_sections({"": loading.load_row(self.file)}, self.file)
 
 
 @dataclass(frozen=True)

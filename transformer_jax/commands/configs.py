@@ -27,10 +27,7 @@ class Params(FileCommand):
 
     def load_rows(self) -> dict[str, Row]:
         """Return all rows of the file."""
-        rows = loading.load_rows(self.file)
-        if len(rows) > 1:
-            return self.with_sections(rows)
-        return dict(zip(rows, super().load_rows().values(), strict=True))
+        return self.with_sections(loading.load_rows(self.file), self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.architectures.build import count_parameters

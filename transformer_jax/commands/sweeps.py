@@ -73,11 +73,11 @@ class Sweep(ConfigCommand):
         """Return the rows of all config files, with `with_sections` and `scale_rows` applied."""
         rows: dict[str, Row] = {}
         for spec in self.files:
-            for key, row in loading.load_rows(spec).items():
+            for key, row in self.with_sections(loading.load_rows(spec), spec).items():
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
                     raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
-        return scale_rows(self.with_sections(rows), self.scale)
+        return scale_rows(rows, self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.versions import source_commit

@@ -22,13 +22,15 @@ WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 DEPTHS = ("num_layers", "num_decoder_layers")
 
 
-def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> dict[str, Row]:
+def with_sections(
+    rows: Mapping[str, Row], sections: Mapping[str, Config], first: Row | None = None
+) -> dict[str, Row]:
     """In all rows, replace sections such as "data" with those of other configs.
 
-    Each row keeps the values that differ from the first row's. Raise ConfigError if a resulting
-    config is invalid.
+    Each row keeps the values that differ from those of `first`, by default the first of the rows.
+    Raise ConfigError if a resulting config is invalid.
     """
-    base = next(iter(rows.values())).config
+    base = (first or next(iter(rows.values()))).config
 
     def replace_sections(row: Row) -> Row:
         differences = base.differences(row.config)
@@ -40,7 +42,7 @@ def with_sections(rows: Mapping[str, Row], sections: Mapping[str, Config]) -> di
             for section, other in sections.items()
         }
         if "train" in fields:
-            # Preserve the ratio of this row's steps to the first row's steps.
+            # Preserve the ratio of this row's steps to those of the first row.
             ratio = row.config.train.steps / base.train.steps
             fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
         return dataclasses.replace(row, config=row.config.change(**fields))
