@@ -186,6 +186,19 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
     assert list(named.groups) == ["row"]
 
 
+def test_a_group_has_the_same_color_and_a_label_even_if_others_lack_the_metric(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    first = copy_run(run, tmp_path / "first", REPORTS[:1], model={"num_heads": 1})
+    comparison = transformer_jax.compare([first.path, run.path])
+    losses, perplexities = comparison.plot("train/loss", "dev/perplexity").figure.axes
+    [line] = perplexities.lines
+    assert line.get_color() == losses.lines[1].get_color() != losses.lines[0].get_color()
+    legend = perplexities.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["<b>run"]
+
+
 def test_no_two_groups_have_the_same_label(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,9 +79,7 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
     for label, tables in groups.items():
         runs = [values for table in tables if (values := metric_by_step(table, name))]
         seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-        curve = average_runs(f"{label}{seeds}", runs, geometric="perplexity" in name)
-        if len(curve.x):
-            curves.append(curve)
+        curves.append(average_runs(f"{label}{seeds}", runs, geometric="perplexity" in name))
     return curves
 
 

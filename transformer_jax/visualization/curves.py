@@ -64,13 +64,18 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
-    """Plot one panel of curves per name, using a log axis if perplexities span a wide range."""
+    """Plot one panel of curves per name, using a log axis if perplexities span a wide range.
+
+    Curves at the same index in different panels have the same color and line style. A curve without
+    points is omitted.
+    """
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
-        lines = [draw_curve(axes, curve, number) for number, curve in enumerate(curves)]
+        shown = [(number, curve) for number, curve in enumerate(curves) if len(curve.x)]
+        lines = [draw_curve(axes, curve, number) for number, curve in shown]
         axes.set(xlabel="step", ylabel=printable_label(_with_unit(name)))
         axes.grid(**GRID)
         if "perplexity" in name:
