@@ -23,7 +23,7 @@ from transformer_jax.visualization.heads import draw_heads
 from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.positions import dot_products, draw_positions, fit_linear_map
 from transformer_jax.visualization.schedule import draw_schedules
-from transformer_jax.visualization.style import Picture
+from transformer_jax.visualization.style import PALETTE, Picture, line_style
 
 HOSTILE = "<script>$x$ & \"'"
 SINUSOIDS = sinusoid_oracle(48, 16).astype(np.float32)
@@ -201,6 +201,11 @@ def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
         float(x) for x, tick in zip(labels, axes.get_yticks(), strict=True) if low < tick < high
     ]
     assert ticks == [1.5, 2.0, 3.0, 5.0, 7.0]
+
+
+def test_many_lines_have_different_combinations_of_color_and_style() -> None:
+    assert len({line_style(number) for number in range(32)}) == 32
+    assert [line_style(number)[0] for number in range(8)] == list(PALETTE)
 
 
 def test_the_repr_of_a_picture_lists_its_panels(picture: Picture) -> None:

@@ -82,5 +82,9 @@ def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
 
 
 def line_style(number: int) -> tuple[str, str]:
-    """Return the color and style of the line with this zero-based index."""
-    return PALETTE[number % len(PALETTE)], LINE_STYLES[number % len(LINE_STYLES)]
+    """Return the color and style of the line with this zero-based index.
+
+    The first 32 lines have different combinations of color and style.
+    """
+    cycle, color = divmod(number, len(PALETTE))
+    return PALETTE[color], LINE_STYLES[(color + cycle) % len(LINE_STYLES)]
