@@ -93,6 +93,15 @@ def test_tokens_stay_inside_the_figure_and_outside_the_lines() -> None:
     assert all(box.x1 <= lines.x0 or box.x0 >= lines.x1 for box in boxes)
 
 
+@pytest.mark.parametrize("heads", [8, 16, 32])
+def test_the_legend_stays_inside_the_figure_and_below_the_tokens(heads: int) -> None:
+    figure = draw_attention(make_maps(layers=1, heads=heads), Selection()).figure
+    [legend] = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.get_window_extent().width
+    assert 0 <= box.y0 < box.y1 <= min(x.get_window_extent().y0 for x in figure.axes[0].texts)
+
+
 def test_a_layer_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UsageError, match="layer -3 does not exist"):
         draw(layer=-3)

@@ -3,6 +3,7 @@
 Shapes: Q queries, K keys.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,9 +32,9 @@ HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
 MIN_WEIGHT = 0.01
 # The maximum number of characters in a token; longer tokens are truncated.
 MAX_TOKEN = 24
-# Sizes in inches: the height of a token, the side of a heat map in the grid, and the width of a
-# character.
-ROW, CELL, CHARACTER = 0.22, 1.1, 0.085
+# Sizes in inches: the height of a token, the side of a heat map in the grid, the width of a
+# character, and the height of a row in the legend.
+ROW, CELL, CHARACTER, LEGEND_ROW = 0.22, 1.1, 0.085, 0.19
 SIZE = "small"
 
 
@@ -55,13 +56,15 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
     """Draw both sentences as columns of tokens, joined by lines in the colors of the heads."""
     widths = [_width(tokens) for tokens in (chosen.queries, chosen.keys)]
     rows = max(len(chosen.queries), len(chosen.keys))
-    lines_width = 2.4
-    size = (sum(widths) + lines_width, (rows + 1.5) * ROW + 1.0)
-    figure = Figure(figsize=size)
+    width = sum(widths) + 2.4
+    # The label of a head after the ninth is wider.
+    columns = max(1, int(width / (0.9 if max(indices.heads) < 9 else 1.0)))
+    margin = 0.5 + LEGEND_ROW * max(0, math.ceil(len(indices.heads) / columns) - 2)
+    figure = Figure(figsize=(width, (rows + 1.5) * ROW + 0.5 + margin))
     # This function places the axes, so matplotlib must not apply the user's default layout.
     figure.set_layout_engine("none")
     left, right = widths[0] / figure.get_figwidth(), 1 - widths[1] / figure.get_figwidth()
-    bottom = 0.5 / figure.get_figheight()
+    bottom = margin / figure.get_figheight()
     axes = figure.add_axes((left, bottom, right - left, 1 - bottom - 0.5 / figure.get_figheight()))
     axes.set(xlim=(0, 1), ylim=(rows - 0.5, -1.5))
     axes.set_axis_off()
@@ -79,7 +82,6 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
             axes.text(x, row, _label(token), ha=align, va="center", **style)
     figure.suptitle(_title(chosen, indices), size="medium", y=1 - 0.12 / figure.get_figheight())
     patches = [Patch(color=_color(head), label=f"head {head + 1}") for head in indices.heads]
-    columns = max(1, int(figure.get_figwidth() / 0.9))
     figure.legend(handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=SIZE)
     return figure
 
