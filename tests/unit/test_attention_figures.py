@@ -102,6 +102,19 @@ def test_the_legend_stays_inside_the_figure_and_below_the_tokens(heads: int) -> 
     assert 0 <= box.y0 < box.y1 <= min(x.get_window_extent().y0 for x in figure.axes[0].texts)
 
 
+@pytest.mark.parametrize("view", ["heads", "alignment"])
+def test_a_long_title_stays_inside_the_figure_and_above_everything_else(view: str) -> None:
+    maps = make_maps(layers=1, heads=16)
+    figure = draw_attention(maps, Selection(view=view, heads=range(15))).figure
+    figure.draw_without_rendering()
+    [title] = figure.texts
+    box = title.get_window_extent()
+    assert " ".join(title.get_text().split()).startswith("Cross, layer 1 of 1, heads 1, 2, 3, 4, 5")
+    assert 0 <= box.x0 < box.x1 <= figure.get_window_extent().width
+    assert all(x.get_window_extent().y1 <= box.y0 for x in figure.axes[0].texts)
+    assert figure.axes[0].get_tightbbox().y1 <= box.y0
+
+
 def test_a_layer_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UsageError, match="layer -3 does not exist"):
         draw(layer=-3)

@@ -4,6 +4,7 @@ Shapes: Q queries, K keys.
 """
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,8 +34,8 @@ MIN_WEIGHT = 0.01
 # The maximum number of characters in a token; longer tokens are truncated.
 MAX_TOKEN = 24
 # Sizes in inches: the height of a token, the side of a heat map in the grid, the width of a
-# character, and the height of a row in the legend.
-ROW, CELL, CHARACTER, LEGEND_ROW = 0.22, 1.1, 0.085, 0.19
+# character in a token and in the title, and the height of a row in the legend and in the title.
+ROW, CELL, CHARACTER, TITLE_CHARACTER, TEXT_ROW = 0.22, 1.1, 0.085, 0.072, 0.19
 SIZE = "small"
 
 
@@ -59,13 +60,16 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
     width = sum(widths) + 2.4
     # The label of a head after the ninth is wider.
     columns = max(1, int(width / (0.9 if max(indices.heads) < 9 else 1.0)))
-    margin = 0.5 + LEGEND_ROW * max(0, math.ceil(len(indices.heads) / columns) - 2)
-    figure = Figure(figsize=(width, (rows + 1.5) * ROW + 0.5 + margin))
+    bottom = 0.5 + TEXT_ROW * max(0, math.ceil(len(indices.heads) / columns) - 2)
+    title = _wrap(_title(chosen, indices), width)
+    top = 0.5 + TEXT_ROW * title.count("\n")
+    height = (rows + 1.5) * ROW + top + bottom
+    figure = Figure(figsize=(width, height))
     # This function places the axes, so matplotlib must not apply the user's default layout.
     figure.set_layout_engine("none")
-    left, right = widths[0] / figure.get_figwidth(), 1 - widths[1] / figure.get_figwidth()
-    bottom = margin / figure.get_figheight()
-    axes = figure.add_axes((left, bottom, right - left, 1 - bottom - 0.5 / figure.get_figheight()))
+    left, right = widths[0] / width, 1 - widths[1] / width
+    bottom, top = bottom / height, 1 - top / height
+    axes = figure.add_axes((left, bottom, right - left, top - bottom))
     axes.set(xlim=(0, 1), ylim=(rows - 0.5, -1.5))
     axes.set_axis_off()
     for number, head in enumerate(indices.heads):
@@ -80,7 +84,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
             weight = "bold" if x < 0 and row == indices.position else "normal"
             style = {"size": SIZE, "weight": weight}
             axes.text(x, row, _label(token), ha=align, va="center", **style)
-    figure.suptitle(_title(chosen, indices), size="medium", y=1 - 0.12 / figure.get_figheight())
+    figure.suptitle(title, size="medium", y=1 - 0.12 / height)
     patches = [Patch(color=_color(head), label=f"head {head + 1}") for head in indices.heads]
     figure.legend(handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=SIZE)
     return figure
@@ -141,7 +145,8 @@ def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
     axes.set(xlabel=chosen.key_label, ylabel=chosen.query_label)
     _add_color_bar(figure)
     mean = ", mean over heads" if len(indices.heads) > 1 else ""
-    figure.suptitle(f"{_title(chosen, indices)}{mean}", size="medium")
+    title = _wrap(f"{_title(chosen, indices)}{mean}", figure.get_figwidth())
+    figure.suptitle(title, size="medium")
     return figure
 
 
@@ -163,6 +168,11 @@ def _title(chosen: AttentionMap, indices: Resolved) -> str:
         return title
     numbers = ", ".join(str(head + 1) for head in indices.heads)
     return f"{title}, head{'s' if len(indices.heads) > 1 else ''} {numbers}"
+
+
+def _wrap(title: str, width: float) -> str:
+    """Break a title into lines that fit into a figure of this width in inches."""
+    return textwrap.fill(title, int(width / TITLE_CHARACTER))
 
 
 def _color(head: int) -> str:
