@@ -100,6 +100,16 @@ def test_blank_and_long_sentences_are_errors(run: Run) -> None:
     assert len(run.attention(LONG, TARGET, truncate=True).source_tokens) == 64
 
 
+def test_search_options_with_a_target_are_errors(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="with a target, there is no search that could use beam_s"):
+        run.attention(SOURCE, TARGET, **GREEDY)
+    command = ["attention", str(run.folder.path), SOURCE, TARGET, "--beam-end", "any"]
+    assert main(command) == 2
+    assert "with a TARGET, there is no search that could use --beam-end" in capsys.readouterr().err
+
+
 def test_a_target_is_limited_by_a_table_of_positions(run: Run) -> None:
     learned = SMALL.change(model={"positions": "learned", "max_positions": 64})
     model = build_transformer(learned.model, **run.vocabulary.sizes)

@@ -9,6 +9,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from transformer_jax.commands.base import check_new_file, find_free_name
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.console import stdout
+from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_views import Kind, Selection, View
 from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix
 
@@ -49,6 +50,10 @@ class Attention(RunCommand):
 
     def run(self) -> None:
         # Check the options and the file before importing JAX, so that errors appear immediately.
+        if self.target is not None:
+            for name in self.select_given("beam_size", "alpha", "beam_end"):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"with a TARGET, there is no search that could use {option}")
         selection = Selection(
             kind=self.kind,
             layer=self.layer,

@@ -162,7 +162,13 @@ class Run:
 
         Raises:
             DataError: a sentence is blank or too long for the model.
+            UsageError: the model does not attend to the source, or both `target` and `decode` are
+                given.
         """
+        if target is not None and decode:
+            raise UsageError(
+                f"with a target, there is no search that could use {', '.join(decode)}"
+            )
         translator = self.translator(**decode)
         return compute_attention(translator, self.params, source, target, truncate=truncate)
 
