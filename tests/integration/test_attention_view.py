@@ -197,6 +197,13 @@ def test_the_grid_shows_the_weights_of_every_head_and_opens_them(view: View) -> 
     assert_lines_are_weights(view, "cross", 1, heads=(1,))
 
 
+def test_the_alignment_highlights_the_selected_token_until_escape(view: View) -> None:
+    view.open(MAPS, view="alignment", position=-1)
+    assert view.page.locator(".alignment th.selected").all_inner_texts() == ["p4"]
+    view.page.keyboard.press("Escape")
+    assert view.page.locator(".alignment th.selected").count() == 0
+
+
 def test_the_alignment_shows_the_mean_over_the_selected_heads(view: View) -> None:
     view.open(MAPS, view="alignment", layer=0)
     opacities = "cells => cells.map(cell => +cell.style.opacity)"

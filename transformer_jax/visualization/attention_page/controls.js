@@ -85,6 +85,7 @@ function update(changes) {
   if (state.view === "heads" && byId("picture").querySelector(".columns")) {
     select();
   }
+  markRow();
 }
 
 byId("kind").addEventListener("change", (event) => {

@@ -63,6 +63,14 @@ function drawAlignment() {
   const scroll = make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Heat map" }, table);
   byId("picture").replaceChildren(scroll);
   byId("readout").replaceChildren();
+  markRow();
+}
+
+/** Highlight the label of the pinned query. */
+function markRow() {
+  document.querySelectorAll(".alignment tbody th").forEach((label, position) => {
+    label.classList.toggle("selected", isSame({ side: "queries", position }, state.pinned));
+  });
 }
 
 function showCell(target) {
