@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from transformer_jax.config.architectures import uses
+from transformer_jax.config.sections import ADDED_POSITIONS
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
@@ -47,11 +48,14 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
             f"{run.folder.path} has no positional encodings: its model.architecture is "
             f"{config.architecture}, which reads one token after another"
         )
-    if config.positions in ("none", "alibi", "rotary", "relative", "t5"):
-        where = "does not encode positions" if config.positions == "none" else "has no table"
-        reason = "" if config.positions == "none" else ", because they act within self-attention"
+    if config.positions == "none":
         raise UsageError(
-            f"{run.folder.path} {where}: its model.positions is {config.positions}{reason}"
+            f"{run.folder.path} does not encode positions: its model.positions is none"
+        )
+    if config.positions not in ADDED_POSITIONS:
+        raise UsageError(
+            f"{run.folder.path} has no table: its model.positions is {config.positions}, because "
+            f"they act within self-attention"
         )
     is_bounded = config.positions == "learned"
     longest = config.max_positions_per_stack[0] if is_bounded else config.max_length
