@@ -43,6 +43,13 @@ def test_loading_a_copy_gives_the_same_run_and_changes_no_file(run: Run, copy: P
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
+def test_runs_can_be_compared_and_hashed(run: Run) -> None:
+    other = dataclasses.replace(run, params=jax.tree.map(lambda x: x + 1, run.params))
+    assert run != other
+    assert [other, run].index(run) == 1
+    assert len({run, other, run}) == 2
+
+
 def test_the_repr_is_short(run: Run) -> None:
     count = sum(x.size for x in jax.tree.leaves(run.params))
     assert repr(run) == f"Run({str(run.folder.path)!r}, step=8, {count:,} parameters)"

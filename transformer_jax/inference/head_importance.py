@@ -36,7 +36,7 @@ class Head(NamedTuple):
     head: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadImportance:
     """A run's losses with masked heads, in nats per target token."""
 

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A model with its parameters and vocabulary, on JAX's default device.
+
+    A run is equal only to itself, because arrays have no single truth value.
 
     Raises:
         UsageError: the parameters do not match the model.
