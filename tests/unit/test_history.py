@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from untrained import write_untrained_run
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
+from transformer_jax.inference.comparison import Comparison
 from transformer_jax.inference.history import metrics_table, stored_evaluations
 from transformer_jax.inference.summary import summarize
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_directory import Package, RunDirectory
 
 REPORTS: list[Any] = [
     {"step": 2, "split": "train", "loss": 4.0, "time": 1.0},
@@ -100,6 +102,13 @@ def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: P
     assert "no metrics" in summarize(folder, (4, 8), 10)
     with pytest.raises(UsageError, match=r"there are no metrics of run$"):
         transformer_jax.compare(folder.path).plot()
+
+
+def test_the_step_of_a_package_is_that_of_its_parameters(run: RunDirectory, tmp_path: Path) -> None:
+    folder = copy_run(run, tmp_path / "package", [])
+    package = replace(folder, package=Package((4, 8), "float32"))
+    comparison = Comparison({"package": (package,)}, {package.path: []})
+    assert comparison.table[0]["step"] == 8
 
 
 def test_a_path_that_is_not_utf_8_is_escaped_in_html(run: RunDirectory, tmp_path: Path) -> None:

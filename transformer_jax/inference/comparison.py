@@ -69,7 +69,9 @@ class Comparison:
         config, metrics = run.config.to_dict(), self.metrics[run.path]
         row: JsonObject = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
         row |= {f"{section}.{key}": config[section][key] for section, key in fields}
-        row["step"] = metrics[-1]["step"] if metrics else 0
+        # A package does not contain metrics.
+        last = 0 if run.package is None else run.package.steps[-1]
+        row["step"] = metrics[-1]["step"] if metrics else last
         for name in metric_names(metrics):
             if name.startswith("dev/") and name != "dev/time":
                 row[name] = list(metric_by_step(metrics, name).values())[-1]
