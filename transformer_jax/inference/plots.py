@@ -49,9 +49,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
             f"{config.architecture}, which reads one token after another"
         )
     if config.positions == "none":
-        raise UsageError(
-            f"{run.folder.path} does not encode positions: its model.positions is none"
-        )
+        raise UsageError(f"{run.folder.path} does not encode positions (model.positions none)")
     if config.positions not in ADDED_POSITIONS:
         raise UsageError(
             f"{run.folder.path} has no table: its model.positions is {config.positions}, because "
