@@ -158,7 +158,7 @@ def _describe_data(data: DataConfig, versions: Mapping[str, str]) -> str:
             text = f"The dataset {_code(data.dataset)} from TensorFlow Datasets."
         case "trees":
             text = "A treebank: sentences, and their linearized constituency trees."
-        case _:
+        case "text":
             files = {"training": data.train, "development": data.dev, "test": data.test}
             named = (f"{k} {_code(' '.join(v))}" for k, v in files.items() if v is not None)
             text = f"Text files: {', '.join(named)}."
