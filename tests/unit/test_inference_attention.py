@@ -1,6 +1,7 @@
 """Test `Run.attention` and the `attention` command on an untrained run."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ def test_blank_and_long_sentences_are_errors(run: Run) -> None:
         run.attention(LONG)
     assert caught.value.for_shell().endswith("pass --truncate")
     assert len(run.attention(LONG, TARGET, truncate=True).source_tokens) == 64
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_weights_that_are_not_finite_are_an_error(run: Run, beam_size: int) -> None:
+    broken = replace(run, params=jax.tree.map(lambda x: x * jnp.nan, run.params))
+    with pytest.raises(UsageError, match="weights are not finite: load another checkpoint"):
+        broken.attention(SOURCE, beam_size=beam_size)
 
 
 def test_search_options_with_a_target_are_errors(

@@ -127,7 +127,7 @@ def compute_attention(
 
     Raises:
         DataError: a sentence is blank or too long for the model.
-        UsageError: the model does not attend to the source.
+        UsageError: the model does not attend to the source, or the weights are not finite.
     """
     if translator.model.config.attention_score == "none":
         raise UsageError("this model does not attend to the source (model.attention_score none)")
@@ -140,6 +140,9 @@ def compute_attention(
         target_ids = translator.encode_target(target, truncate=truncate)
     vocabulary = translator.vocabulary
     weights = _compute_weights(translator, params, source_ids, target_ids)
+    # If the model computes NaN, a beam search finds no hypothesis, so the target has no tokens.
+    if not (target_ids and all(np.isfinite(x).all() for x in weights.values())):
+        raise UsageError("the attention weights are not finite: load another checkpoint")
     return Attention(
         **weights,
         source_tokens=tuple(vocabulary.source.to_pieces(source_ids)),

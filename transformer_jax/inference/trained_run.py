@@ -164,8 +164,8 @@ class Run:
 
         Raises:
             DataError: a sentence is blank or too long for the model.
-            UsageError: the model does not attend to the source, or both `target` and `decode` are
-                given.
+            UsageError: the model does not attend to the source, the weights are not finite, or both
+                `target` and `decode` are given.
         """
         if target is not None and decode:
             raise UsageError(
