@@ -56,7 +56,9 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
     assert (curve.x.tolist(), curve.y.tolist()) == ([1, 2], [4.0, 1.0])
     assert (curve.low.tolist(), curve.high.tolist()) == ([2.0, 1.0], [8.0, 1.0])
     assert average_runs("a", [{1: 2.0}, {1: 8.0}]).y.tolist() == [5.0]
-    assert average_runs("a", [{1: math.inf}, {1: 8.0}], geometric=True).y.tolist() == [math.inf]
+    # A value that is not finite affects only the mean at its step.
+    diverged = [{1: 2.0, 2: math.inf}, {1: 8.0, 2: 8.0}]
+    assert average_runs("a", diverged, geometric=True).y.tolist() == [4.0, math.inf]
     for high, low in ((math.inf, -math.inf), (1e308, 1e308)):
         assert np.isnan(average_runs("a", [{1: high}, {1: low}]).y).all()
     assert average_runs("a", []).x.size == 0

@@ -47,15 +47,15 @@ def average_runs(
     """
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
-    # The geometric mean of a single value can differ from that value in the last bit.
-    is_geometric = geometric and len(runs) > 1
-    is_geometric = is_geometric and all(0 < x < math.inf for row in values for x in row)
-    mean = statistics.geometric_mean if is_geometric else _mean
-    y, low, high = ([f(row) for row in values] for f in (mean, min, max))
+    y = [_mean(row, geometric=geometric) for row in values]
+    low, high = ([f(row) for row in values] for f in (min, max))
     return Curve(label, np.array(shared, int), *(np.array(z, float) for z in (y, low, high)))
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float], *, geometric: bool) -> float:
+    # The geometric mean of a single value can differ from that value in the last bit.
+    if geometric and len(values) > 1 and all(0 < x < math.inf for x in values):
+        return statistics.geometric_mean(values)
     try:
         return statistics.fmean(values)
     except (OverflowError, ValueError):
