@@ -112,7 +112,9 @@ def test_a_long_title_stays_inside_the_figure_and_above_everything_else(view: st
     assert " ".join(title.get_text().split()).startswith("Cross, layer 1 of 1, heads 1, 2, 3, 4, 5")
     assert 0 <= box.x0 < box.x1 <= figure.get_window_extent().width
     assert all(x.get_window_extent().y1 <= box.y0 for x in figure.axes[0].texts)
-    assert figure.axes[0].get_tightbbox().y1 <= box.y0
+    title = figure.axes[0].get_tightbbox()
+    assert title is not None
+    assert title.y1 <= box.y0
 
 
 def test_a_layer_that_does_not_exist_is_an_error() -> None:
