@@ -99,7 +99,9 @@ def _prepare_streams() -> None:
     # to be opened would take the stream's place, and libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            stream = Path(os.devnull).open(mode)  # noqa: SIM115 - open until the process ends
+            # Like Python's own stderr, escape characters that the encoding lacks.
+            errors = "backslashreplace"
+            stream = Path(os.devnull).open(mode, errors=errors)  # noqa: SIM115 - never closed
             setattr(sys, name, stream)
     # Escape characters that the locale's encoding lacks. By default, only stderr does this.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -240,6 +240,11 @@ def test_a_command_runs_with_closed_streams(closed: str, tmp_path: Path) -> None
     assert ended.returncode == 0, ended.stderr
 
 
+def test_an_error_about_undecodable_text_keeps_its_exit_code_if_stderr_is_closed() -> None:
+    command = ["sh", "-c", '"$1" -m transformer_jax train "$2" 2>&-', "sh", sys.executable, b"\xff"]
+    assert subprocess.run(command, check=False).returncode == 2
+
+
 def test_train_does_not_write_to_a_path_that_exists(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
