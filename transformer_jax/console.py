@@ -14,7 +14,9 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.control import Control
 from rich.progress import Progress, TaskID
+from rich.segment import ControlType
 from rich.text import Text
 
 from transformer_jax.errors import (
@@ -66,6 +68,14 @@ class PlainConsole(Console):
 # Results go to standard output; notes, progress, and errors go to standard error.
 stdout = PlainConsole()
 stderr = PlainConsole(stderr=True)
+
+
+def clear_progress_bar() -> None:
+    """Erase a progress bar whose process ends without doing so, and show the cursor again."""
+    erase = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+    for console in (stdout, stderr):
+        if console.show_cursor():
+            console.control(erase)
 
 
 def _is_from_ctrl_c(error: BaseException | None) -> bool:
@@ -154,6 +164,8 @@ def run_and_report(run: Callable[[], object]) -> int:
         if report is None:
             raise
         line, code = report
+        # If a supervised trainer was killed, its progress bar is still visible.
+        clear_progress_bar()
         if line:
             stderr.print(line)
         return code

@@ -1,6 +1,7 @@
 """Test that a supervisor reports a stuck or lost trainer with a one-line error and exit code 75."""
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -42,6 +43,31 @@ TRAINER = """
 # is short, because the tests of silent trainers wait that long.
 STEP_TIMEOUT = 3.0
 DEADLINE = 600.0
+# Programs in which a process ends while it shows a progress bar.
+KILLED = """
+    import sys
+    from pathlib import Path
+    from transformer_jax.console import run_and_report
+    from transformer_jax.distributed.supervisor import supervise
+    trainer = (
+        "import os, signal; from rich.progress import Progress\\n"
+        "Progress().start(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    timeouts = {"step_timeout": 600.0, "phase_timeout": 600.0}
+    command = [sys.executable, "-c", trainer]
+    sys.exit(run_and_report(lambda: supervise(command, Path("run"), **timeouts)))
+"""
+ABANDONED = """
+    import socket, time
+    from pathlib import Path
+    from rich.progress import Progress
+    from transformer_jax.distributed.failure_propagation import FailurePropagation
+    ours, theirs = socket.socketpair()
+    Progress().start()
+    FailurePropagation({0: ours}, Path("run"), is_primary=False)
+    theirs.close()
+    time.sleep(600)
+"""
 
 
 def trainer_command(folder: Path, *code: str) -> list[str]:
@@ -75,6 +101,24 @@ def lost_error(
 def test_the_trainers_exit_code_is_returned(tmp_path: Path) -> None:
     for code in (0, 2, 75, 130):
         assert run_supervised(tmp_path, f"train(9); sys.exit({code})") == code
+
+
+@pytest.mark.parametrize("program", [KILLED, ABANDONED])
+def test_the_cursor_is_visible_after_a_process_with_a_progress_bar_was_lost(program: str) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environment = {**os.environ, "TERM": "xterm"}
+    ended = subprocess.run(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, check=False
+    )
+    output = os.read(master, 1 << 16).decode()
+    os.close(master)
+    os.close(slave)
+    assert ended.returncode == 75
+    hide, show, erase_line = "\x1b[?25l", "\x1b[?25h", "\r\x1b[2K"
+    assert hide in output.partition(show)[0]
+    message = output.rpartition("transformer-jax: ")[0]
+    assert message.endswith(show + erase_line)
 
 
 def test_a_stuck_trainer_prints_its_stacks_and_is_killed(

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from transformer_jax.console import message_and_exit_code, stderr
+from transformer_jax.console import clear_progress_bar, message_and_exit_code, stderr
 from transformer_jax.errors import LostProcessError, is_lost_peer
 
 # The number of seconds that process 0 waits for the other processes to exit first.
@@ -93,6 +93,7 @@ class FailurePropagation:
     def _end(self, line: str, exit_code: int) -> NoReturn:
         # Never release the lock, so that this process reports only its first failure.
         self._ending.acquire()
+        clear_progress_bar()
         if line:
             stderr.print(line)
         self._send((line, exit_code))
@@ -106,6 +107,8 @@ class FailurePropagation:
                         connection.settimeout(seconds_left)
                         if not connection.recv(1 << 16):
                             break
+        # The main thread's progress bar may have been drawn again.
+        clear_progress_bar()
         sys.stdout.flush()
         sys.stderr.flush()
         # During a normal exit, JAX's and Orbax's exit handlers and threads would wait for the other
