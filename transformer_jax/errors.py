@@ -147,8 +147,10 @@ def is_lost_peer(error: BaseException) -> bool:
     # Orbax's errors become storage errors.
     while isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
+    # Orbax raises this error, which has no number, if waiting for the other processes fails.
+    is_failed_wait = isinstance(error, TimeoutError) and error.errno is None
     # The messages of these errors contain paths and values, which may match by chance.
-    if isinstance(error, TransformerJaxError | RunInterrupted | OSError):
+    if isinstance(error, TransformerJaxError | RunInterrupted | OSError) and not is_failed_wait:
         return False
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"
     return re.search(signs, f"{error} {error.__cause__}") is not None
