@@ -12,7 +12,7 @@ from untrained import write_untrained_run
 
 import transformer_jax
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.training.create_run import FREE_FIELDS, create_run
 from transformer_jax.training.loop import run_training
@@ -104,6 +104,22 @@ def test_learned_positions_fix_the_lengths_that_determine_their_number(
     message = f"were trained with model.{field} {value}, not .*: use model.{field}={value}$"
     with pytest.raises(UsageError, match=message):
         create_run(new, tmp_path / "new", QUIET, init_from=other)
+
+
+@pytest.mark.parametrize(
+    ("out_of_range", "advice"),
+    [
+        ("error", "model.max_length and model.max_positions, or set .* to clamp"),
+        ("clamp", "model.max_length"),
+    ],
+)
+def test_a_line_that_is_too_long_names_the_options_that_limit_it(
+    out_of_range: str, advice: str, tmp_path: Path
+) -> None:
+    model = {"max_length": 16, "max_positions": 16, "out_of_range_positions": out_of_range}
+    config = LEARNED.change(model=model, data={"max_length": 16})
+    with pytest.raises(DataError, match=rf"reads at most 16: raise {advice}$"):
+        create_run(config, tmp_path / "x", QUIET)
 
 
 def test_every_field_of_the_model_is_free_or_determines_the_function() -> None:

@@ -89,7 +89,7 @@ def create_run(
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
     """Raise `DataError` if a sentence in the development or test set is too long for the model."""
     advice = "raise model.max_length"
-    if config.max_positions is not None:
+    if config.max_positions is not None and config.out_of_range_positions == "error":
         advice += " and model.max_positions, or set model.out_of_range_positions to clamp"
     for split in ("dev", "test"):
         tokens = prepared.tokens(split) if split in prepared.report else ()
