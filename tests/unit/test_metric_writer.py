@@ -60,6 +60,20 @@ def test_terminal_metrics_file_and_tensorboard_get_the_same_values(tmp_path: Pat
     assert shown == ("step 2/8  train  loss 2.500  lr 1.00e-03\nstep 4/8  dev    ppl 12.000\n")
 
 
+def test_the_progress_bar_shows_the_latest_values_again_after_an_evaluation(tmp_path: Path) -> None:
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=200)
+    with MetricWriter(directory(tmp_path), console, step=0) as writer:
+        writer.report(2, "train", VALUES)
+        writer.set_status("evaluating")
+        writer.report(2, "dev", {"perplexity": 12.0})
+        writer.advance(3)
+    bar = out.getvalue().rpartition("ppl")[2]
+    assert "3/8" in bar
+    assert "loss 2.500" in bar
+    assert "evaluating" not in bar.rpartition("3/8")[2]
+
+
 def test_events_of_steps_that_are_repeated_do_not_appear_twice(tmp_path: Path) -> None:
     write(tmp_path, (2, "train", VALUES), (4, "train", VALUES))
     # When a killed run resumes, it first removes the metrics of the steps that it will repeat.

@@ -50,6 +50,7 @@ class MetricWriter:
         self._task = self._progress.add_task(
             "", total=folder.config.train.steps, completed=step, status=""
         )
+        self._latest_values = ""
 
     def advance(self, step: int) -> None:
         """Advance the progress bar to `step`."""
@@ -67,7 +68,9 @@ class MetricWriter:
         total = self._folder.config.train.steps
         self.say(f"step {step:>{len(str(total))}}/{total}  {split:5}  {shown}")
         if split == "train":
-            self.set_status(shown)
+            self._latest_values = shown
+        # A report on the development set ends the phase that evaluates it.
+        self.set_status(self._latest_values)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         with storage_errors("metrics could not be written"):
             self._metrics.write(json.dumps(line) + "\n")
