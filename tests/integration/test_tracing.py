@@ -1,11 +1,13 @@
 """Test that tracing does not change results, and that a run ends if its trace cannot be written."""
 
 import gzip
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from small import SMALL, metrics_of
 from training_runs import QUIET, assert_same, resume, state_of, train
 
@@ -38,6 +40,14 @@ def test_a_resumed_run_adds_a_trace_and_keeps_it_if_the_run_ends_first(
     resume(path, train={"steps": 8, "profile": 1})
     resume(path, train={"steps": 12, "profile": 100})
     assert len(list(path.glob("profile/plugins/profile/*"))) == 2
+
+
+def test_a_run_that_ends_before_its_trace_begins_says_so(tmp_path: Path) -> None:
+    config = SMALL.change(train={"profile": 1, "steps": 2})
+    folder, out = create_run(config, tmp_path / "run", QUIET), io.StringIO()
+    run_training(folder, Console(file=out, width=200))
+    assert "note: nothing is traced, because train.profile starts after step 2\n" in out.getvalue()
+    assert not (folder.path / "profile").exists()
 
 
 def test_a_trace_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:

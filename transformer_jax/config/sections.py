@@ -380,8 +380,9 @@ class TrainConfig(ConfigSection):
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
-    """Number of steps to trace after the first report. The trace goes to
-    RUN/profile, for TensorBoard or Perfetto."""
+    """Number of steps to trace. The trace begins train.log_every steps after
+    training starts or resumes. It goes to RUN/profile, for TensorBoard or
+    Perfetto."""
 
     name = "train"
 

@@ -140,7 +140,7 @@ def _run_steps(
     consensus = StepConsensus(run.group)
     with (
         CompiledStep(TrainStep(run.model, config.train), run.sharding) as train_step,
-        _make_tracer(run, after=restored + config.train.log_every) as tracer,
+        _make_tracer(run, writer, after=restored + config.train.log_every) as tracer,
     ):
         for step in range(restored + 1, config.train.steps + 1):
             # Batches are counted from 0, and steps from 1.
@@ -197,9 +197,13 @@ def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:
     return meter.read() | learning_rate
 
 
-def _make_tracer(run: RunComponents, after: int) -> StepTracer:
+def _make_tracer(run: RunComponents, writer: MetricWriter, after: int) -> StepTracer:
     # All processes run the same program, so tracing one of them is enough.
-    num_steps = run.folder.config.train.profile if run.group.is_primary else 0
+    train = run.folder.config.train
+    num_steps = train.profile if run.group.is_primary else 0
+    if num_steps and after >= train.steps:
+        writer.say(f"note: nothing is traced, because train.profile starts after step {after}")
+        num_steps = 0
     return StepTracer(run.folder.path / "profile", after=after, steps=num_steps)
 
 
