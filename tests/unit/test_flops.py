@@ -1,6 +1,7 @@
 """Test that a step's FLOP count includes matrix products but excludes padding."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -111,6 +112,25 @@ def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
     per_token = step_flops(Config().model, 37_000, batch) / 2
     # Each source token passes through the encoder, and each target token through the decoder.
     assert per_token == pytest.approx(6 * (layers + 37_000 * 512), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("TPU v4 lite", 138e12),
+        ("TPU v5p", 459e12),
+        *(("TPU v5 lite", 197e12), ("TPU v5e", 197e12)),
+        *(("TPU v6 lite", 918e12), ("TPU v6e", 918e12)),
+    ],
+)
+def test_the_peak_of_an_accelerator_is_the_vendors_figure(
+    kind: str, peak: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = SimpleNamespace(device_kind=kind, platform="accelerator")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
+    assert peak_flops("bfloat16") == 2 * peak
 
 
 def test_the_peak_of_a_cpu_is_measured() -> None:

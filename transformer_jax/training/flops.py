@@ -19,7 +19,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
 
 # Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. Keys are prefixes of
-# JAX's `device_kind`; the longest matching key applies.
+# JAX's `device_kind`, which has two names for some devices; the longest matching key applies.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -29,9 +29,12 @@ PEAK_FLOPS = {
     "NVIDIA H200 NVL": 835e12,
     "NVIDIA B200": 2250e12,
     "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
+    "TPU v4 lite": 138e12,
     "TPU v5": 459e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
     "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
 }
 
 # The number of tokens in a typical sentence, for estimates made before any text is read.
