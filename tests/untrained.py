@@ -6,8 +6,8 @@ import jax
 from rich.console import Console
 from small import SMALL
 
+from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
-from transformer_jax.model.build import build_transformer
 from transformer_jax.model.transformer import init_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
@@ -27,7 +27,7 @@ def write_untrained_run(
             different translations.
     """
     run = create_run(config, path, Console(quiet=True))
-    model = build_transformer(run.config.model, **run.vocabulary.sizes)
+    model = build_model(run.config.model, **run.vocabulary.sizes)
     with CheckpointManager(run.checkpoints, run.identity, keep=len(steps)) as checkpoints:
         for step in steps:
             params = init_params(model, jax.random.key(step))

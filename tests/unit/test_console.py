@@ -95,8 +95,11 @@ def test_ctrl_c_during_an_import_does_not_raise_an_exception_in_it(tmp_path: Pat
         "except KeyboardInterrupt:\n    os.abort()\n"
     )
     (tmp_path / "library.py").write_text(library)
+    # A shell starts background processes with Ctrl-C disabled, and they pass this on.
     code = (
+        "import signal\n"
         "from transformer_jax.console import run_and_report\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "run_and_report(lambda: __import__('library'))"
     )
     command = [sys.executable, "-c", code]
