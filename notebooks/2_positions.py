@@ -374,8 +374,9 @@ plt.show()
 # position, but the *model* has never seen these vectors. Rotary positions, a later scheme that
 # makes attention depend on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model
 # without any positions has the lowest perplexity, probably because unfamiliar positions cannot
-# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On the
-# study's other two texts, sinusoids are not significantly better than the learned table beyond $L$.
+# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On
+# captions, sinusoids also have a lower perplexity than the learned table up to $2L$, but rotary
+# positions are not significantly better than sinusoids just beyond $L$.
 #
 # ## Exercises
 #

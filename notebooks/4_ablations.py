@@ -198,15 +198,14 @@ axes.set_title("left: learned is better; right: sinusoids are better", fontsize=
 plt.show()
 
 # %% [markdown]
-# An interval that contains 0 is inconclusive. Near the training length, the sign depends on the
-# text: sinusoids are better on the number words and slightly better on the short numbers, and the
-# learned table is better on the Multi30k captions. Neither scheme is always better, which is
-# consistent with the paper's "nearly identical results". Just beyond the training length, sinusoids
-# are much better on the short numbers and slightly better on the captions; the results on the
-# number words are inconclusive. Notebook 2 shows one possible reason: the learned table's rows for
-# those positions are untrained. The intervals are not corrected for multiple comparisons, and the
-# models were trained for 600 steps (number words), 2,400 steps (short numbers), and 700 steps
-# (captions).
+# An interval that contains 0 is inconclusive. Just within the training length, all differences are
+# small, which is consistent with the paper's "nearly identical results". Sinusoids are better on
+# the number words and slightly better on the short numbers, and the difference on the Multi30k
+# captions is inconclusive. Just beyond the training length, sinusoids are much better on the short
+# numbers and on the captions; the results on the number words are inconclusive. Notebook 2 shows
+# one possible reason: the learned table's rows for those positions are untrained. The intervals are
+# not corrected for multiple comparisons, and the models were trained for 600 steps (number words),
+# 2,400 steps (short numbers), and 3,000 steps (captions).
 #
 # ## Compare your own runs
 #
