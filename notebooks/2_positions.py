@@ -369,14 +369,14 @@ plt.show()
 #
 # Up to $L$, all three schemes that encode positions translate nearly every line. Beyond $L$,
 # sinusoids have a lower perplexity than the learned table, whose rows beyond $L$ are random
-# vectors. They do not extrapolate far, however: their perplexity grows quickly, and from $L$ to
-# $1.5L$, only 15% of the lines are translated correctly. The formula defines a vector for every
-# position, but the *model* has never seen these vectors. Rotary positions, a later scheme that
-# makes attention depend on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model
-# without any positions has the lowest perplexity, probably because unfamiliar positions cannot
-# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On
-# captions, sinusoids also have a lower perplexity than the learned table up to $2L$, but rotary
-# positions are not significantly better than sinusoids just beyond $L$.
+# vectors. They do not extrapolate far, however: from $L$ to $1.5L$, they get only 15% of the lines
+# right, and none of the longer lines. The formula defines a vector for every position, but the
+# *model* has never seen these vectors. Rotary positions, a later scheme that makes attention depend
+# on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model without any positions has the
+# lowest perplexity, probably because unfamiliar positions cannot mislead it. At lengths up to $L$,
+# it is the worst model. These results are for one text. On captions, from $L$ to $2L$, sinusoids
+# also have a significantly lower perplexity than the learned table, but rotary positions do not
+# have a significantly lower one than sinusoids.
 #
 # ## Exercises
 #
