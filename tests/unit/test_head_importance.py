@@ -149,7 +149,7 @@ def test_the_command_says_why_a_run_has_no_such_picture(
     deeper = str(write_untrained_run(tmp_path / "deeper", config, steps=(8,)).path)
     path, out = str(run.folder.path), str(tmp_path / "x.svg")
     mistakes: dict[tuple[str, ...], str] = {
-        (rotary, "--kind", "positions", "--out", out): "positions is rotary, because they act",
+        (rotary, "--kind", "positions", "--out", out): "with model.positions rotary, positions act",
         (): "plot needs a run",
         (path,): "plot needs an output file: --out curves.svg",
         (path, "--out", "x.gif"): "the name of the file must end in .svg or .png, got 'x.gif'",

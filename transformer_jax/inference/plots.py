@@ -52,8 +52,8 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
         raise UsageError(f"{run.folder.path} does not encode positions (model.positions none)")
     if config.positions not in ADDED_POSITIONS:
         raise UsageError(
-            f"{run.folder.path} has no table: its model.positions is {config.positions}, because "
-            f"they act within self-attention"
+            f"{run.folder.path} has no table of positions: with model.positions "
+            f"{config.positions}, positions act within self-attention"
         )
     is_bounded = config.positions == "learned"
     longest = config.max_positions_per_stack[0] if is_bounded else config.max_length
