@@ -1,5 +1,6 @@
 """Configure all tests: check array shapes, and use a separate cache and fast compilation."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ os.environ.setdefault(
     f"{EMITTERS}--xla_cpu_multi_thread_eigen=false",
 )
 
+# XLA creates about nine memory maps per program, and by default, Linux allows 65,530 per process.
+MAX_MEMORY_MAPS = 30_000
+
 SUBPACKAGES = (
     "architectures",
     "model",
@@ -56,6 +60,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they overlap with the others."""
     items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def limit_memory_maps() -> Iterator[None]:
+    """Discard compiled programs before the process has too many memory maps.
+
+    Otherwise, Linux would abort a single process that runs all tests.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
