@@ -9,10 +9,10 @@ The scripts are the source: edit them, not the notebooks. Arguments select scrip
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jupytext
-import nbformat
-from nbclient import NotebookClient
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent
 TIMEOUT = 600
@@ -22,8 +22,10 @@ METADATA = {
 }
 
 
-def convert(script: Path) -> nbformat.NotebookNode:
+def convert(script: Path) -> "NotebookNode":
     """Convert a percent script to a notebook without outputs."""
+    import jupytext
+
     notebook = jupytext.read(script, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         # By default, cell IDs are random, so every build would change every cell.
@@ -32,13 +34,15 @@ def convert(script: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def execute(notebook: nbformat.NotebookNode) -> None:
+def execute(notebook: "NotebookNode") -> None:
     """Execute a notebook in this folder and store its outputs in it.
 
     Raises:
         ValueError: a cell writes to standard error.
         CellExecutionError: a cell raises an error.
     """
+    from nbclient import NotebookClient
+
     notebook.metadata = METADATA
     NotebookClient(
         notebook,
@@ -61,6 +65,8 @@ def main(names: list[str]) -> None:
     scripts = {script.stem: script for script in sorted(FOLDER.glob("[0-9]_*.py"))}
     if unknown := [name for name in names if name not in scripts]:
         sys.exit(f"no script {', '.join(unknown)} (there are {', '.join(scripts)})")
+    import nbformat
+
     for name, script in scripts.items():
         if not names or name in names:
             notebook = convert(script)

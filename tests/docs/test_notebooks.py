@@ -53,7 +53,6 @@ def texts_of(output: dict[str, Any]) -> list[str]:
 
 
 def test_a_script_that_does_not_exist_is_an_error() -> None:
-    pytest.importorskip("jupytext", reason="needs `pip install --group notebooks`")
     command = [sys.executable, str(FOLDER / "build.py"), "1_the_modle"]
     build = subprocess.run(command, capture_output=True, text=True, check=False)
     assert build.returncode == 1
