@@ -89,7 +89,7 @@ def _join_lines(kind: type) -> None:
 
 
 def _hide_none(kind: type) -> None:
-    """Let tyro omit the default None, or (), of an option, whose help text describes the effect."""
+    """Let tyro omit defaults of None and (), because each option's text describes their effect."""
     types = annotations(kind)
     for field in dataclasses.fields(kind):
         if field.default in (None, ()):

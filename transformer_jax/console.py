@@ -105,8 +105,8 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 def _prepare_streams() -> None:
     """Make sure that printing any text to the standard streams is possible."""
-    # If the shell closed a stream, as with `<&-`, Python sets it to None. Otherwise, the next file
-    # to be opened would take the stream's place, and libraries would print to that file.
+    # If the shell closed a stream, as with `<&-`, Python sets it to None. Without a replacement,
+    # the next file to be opened would take its place, and libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Like Python's own stderr, escape characters that the encoding lacks.
