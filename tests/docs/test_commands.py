@@ -16,7 +16,9 @@ from pages import GUIDES, ROOT, Command, commands, name
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS
 
-LABELS = re.compile(r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|minutes)\b")
+LABELS = re.compile(
+    r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|the sweep|minutes)\b"
+)
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
