@@ -180,7 +180,7 @@ def link_the_scores(folder: Path) -> None:
         (change_settings(model_type="bart"), "is not a Marian model: model_type 'bart'"),
         (change_settings(activation_function="mish"), "has activation_function mish, but"),
         (change_settings(decoder_layers=6), "lacks the parameter 'model.decoder.layers.1."),
-        (change_settings(decoder_ffn_dim=6), "has decoder_ffn_dim 6, but the model here requires"),
+        (change_settings(decoder_ffn_dim=6), "has decoder_ffn_dim 6, but this package requires"),
         (change_settings(scale_embedding=False), "has scale_embedding False, but"),
         (change_settings(normalize_embedding=True), "has normalize_embedding True, but"),
         (change_settings(static_position_embeddings=False), "has static_position_embeddings Fal"),
@@ -193,7 +193,7 @@ def link_the_scores(folder: Path) -> None:
         (change_settings(decoder_start_token_id=None), "decoder_start_token_id is missing"),
         (
             lambda x: (x / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}'),
-            "has no_repeat_ngram_size 3, but search here supports only 0",
+            "has no_repeat_ngram_size 3, but this package's search supports only 0",
         ),
         (
             change_settings("generation_config.json", num_beams=10**9),
@@ -252,7 +252,7 @@ def link_the_scores(folder: Path) -> None:
         ),
         (
             change_weights(lambda x: x.update({POSITIONS[1]: np.ones((512, 16), "f4")})),
-            "has model.decoder.embed_positions.weight with other values than the sinusoids",
+            "has model.decoder.embed_positions.weight with values other than the sinusoids",
         ),
     ],
 )

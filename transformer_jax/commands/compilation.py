@@ -33,7 +33,7 @@ class Compile(FileCommand):
     parallelism: Annotated[
         tuple[Literal["data", "fsdp", "pmap"], ...], arg(metavar="{data,fsdp,pmap}...")
     ] = ()
-    """Compile with each of these values of train.parallelism."""
+    """Compile with each of these values of train.parallelism. Default: the config's value."""
     largest: FlagCreatePairsOff[bool] = False
     """Compile only the batch shape that needs the most memory."""
     fit: FlagCreatePairsOff[bool] = False

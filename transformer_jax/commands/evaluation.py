@@ -49,7 +49,7 @@ class Evaluate(RunCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
-    """Compare the run with this one, using a paired bootstrap. The options
+    """Compare with the run in this folder, using a paired bootstrap. The options
     apply to both runs. For all other settings, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object, or as a list of objects with --grid."""
@@ -131,7 +131,7 @@ class Evaluate(RunCommand):
             return evaluation, evaluate(baseline, text, changes, progress=progress)
 
     def _check_grid_options(self) -> None:
-        """Reject options that do not apply with `--grid` or, without it, apply only to a grid."""
+        """Reject a grid's options without `--grid`, and options for a single search with it."""
         for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
             option = f"--{name.replace('_', '-')}"
             if not self.grid:

@@ -90,10 +90,11 @@ class Translate(RunCommand):
     """Translate standard input line by line, printing one line of output per line of input."""
 
     n_best: int | None = None
-    """Print the N best translations of each line, one per output line, as
-    tab-separated LINE NUMBER, SCORE, and TEXT. If the search finishes fewer
-    than N translations, the command prints only those. Every line has at least
-    one translation, and a blank line has one empty translation."""
+    """Print the N best translations of each line. Each line of output contains
+    the number of the input line, a score, and a translation, separated by tabs.
+    If the search finishes fewer than N translations, the command prints only
+    those. Every line has at least one translation, and a blank line has one
+    empty translation."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate a line that is too long instead of raising an error."""
 

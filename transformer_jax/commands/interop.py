@@ -39,8 +39,8 @@ class Export(CheckpointCommand):
     verify: bool = True
     """Load the model from the folder and compare it with the run's model. For
     `safetensors`, compare the parameters; otherwise, compare the translations
-    and scores of twenty sentences. The command fails if a float32 model
-    translates differently."""
+    and scores of twenty sentences. The command fails if those of a float32
+    model differ by more than rounding can explain."""
 
     def run(self) -> None:
         if self.format != "ctranslate2" and self.quantization != "float32":
@@ -123,7 +123,7 @@ class Import(PathCommand):
     """Create a run from a model in safetensors or Hugging Face's Marian format.
 
     The command reads folders that the export command wrote, and other Marian
-    folders whose models this package can express. You can load the run,
+    folders whose models this package can represent. You can load the run,
     evaluate it, and use it with `train --init-from`, but you cannot resume it.
     """
 

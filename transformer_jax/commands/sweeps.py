@@ -189,7 +189,7 @@ class Report(PathCommand):
     Runs that differ only in their seed form one row, and the report compares
     each row with the first row."""
     out: Path | None = None
-    """The folder for the report, if the runs were trained separately."""
+    """The folder for a report of separately trained runs. A sweep's folder contains its report."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:

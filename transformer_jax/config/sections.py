@@ -258,9 +258,9 @@ class DataConfig(ConfigSection):
     """For `text`: the test set, in the same format. Only the evaluate command uses it."""
     folder: str | None = None
     """For `text`: the folder that file names are relative to. Default:
-    $TRANSFORMER_JAX_DATA, or else the current folder. For `trees`: the
-    treebank's folder, with the same default. For `tfds`: the data folder for
-    TensorFlow Datasets."""
+    $TRANSFORMER_JAX_DATA or, if that is not set, the working directory. For
+    `trees`: the treebank's folder, with the same default. For `tfds`: the data
+    folder for TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For `tfds`: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")

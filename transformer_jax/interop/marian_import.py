@@ -210,8 +210,8 @@ def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
             expected = np.asarray(positions)[:, channel_order(config.d_model)]
             if not np.abs(arrays.pop(name) - expected).max() <= MAX_POSITION_ERROR:
                 raise UsageError(
-                    f"{weights} has {name} with other values than the sinusoids of "
-                    "static_position_embeddings, which the model here requires"
+                    f"{weights} has {name} with values other than the sinusoids of "
+                    "static_position_embeddings, which this package requires"
                 )
     tied = SHARED if SHARED in arrays else TABLES["embedding.table"]
     names = list(TABLES.values()) if tied == SHARED else []

@@ -117,7 +117,7 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
             rule = f"the vocabulary has {found} for {token}"
             raise _unsupported(path / "config.json", field, settings.get(field), rule)
     if (forced := settings.get("forced_eos_token_id")) not in (end, None):
-        rule = f"the model here requires {end}"
+        rule = f"this package requires {end}"
         raise _unsupported(path / "config.json", "forced_eos_token_id", forced, rule)
     if not isinstance(start, int):
         raise StorageError(f"{path / 'config.json'} is invalid: decoder_start_token_id is missing")
@@ -149,7 +149,7 @@ def read_config(
     _check_expressible(path, settings)
     for name, neutral in NEUTRAL_GENERATION.items():
         if (value := generation.get(name)) not in (neutral, None):
-            rule = f"search here supports only {neutral}"
+            rule = f"this package's search supports only {neutral}"
             raise _unsupported(path / "generation_config.json", name, value, rule)
     decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)
@@ -216,11 +216,11 @@ def _check_expressible(path: Path, settings: JsonObject) -> None:
     for field, (expected, default) in required.items():
         value = settings.get(field, default)
         if value != expected or type(value) is not type(expected):
-            rule = f"the model here requires {expected}"
+            rule = f"this package requires {expected}"
             raise _unsupported(path / "config.json", field, value, rule)
     activation = settings.get("activation_function", "gelu")
     if activation not in list(ACTIVATIONS):
-        rule = f"the model here requires {', '.join(ACTIVATIONS)}"
+        rule = f"this package supports only {', '.join(ACTIVATIONS)}"
         raise _unsupported(path / "config.json", "activation_function", activation, rule)
 
 
