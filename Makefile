@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-# Python compiles each module once, even if this variable is set: importing them would take longer.
+# If this variable is set, every Python process compiles all modules again, which takes longer.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all check notebooks docs clean

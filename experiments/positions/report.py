@@ -120,7 +120,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 
     By Dunnett's method, a mean outside this range differs significantly from the first scheme's
     mean. In each bucket, the probability of one or more false claims is 5%. If runs are missing,
-    the widths of the schemes' intervals differ, and the widest interval determines the range. The
+    some schemes have wider intervals than others, and the range is as wide as the widest one. The
     range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme
     varies much more between seeds than the other schemes do.
     """

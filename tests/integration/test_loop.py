@@ -337,7 +337,7 @@ def test_patience_ends_a_run_that_no_longer_improves(
     path = train(SMALL.change(train=often), tmp_path / "run")
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5]
     assert train_reports(path) == [2, 4, 5]
-    # More steps do not help, and the message states why.
+    # The run stays at step 5, even though train.steps is higher. The message states why.
     assert main(["resume", str(path), "--train.steps", "9"]) == 0
     assert "at step 5: nothing to do (train.patience 3 has run out)" in capsys.readouterr().out
     assert state_of(path)[0] == 5

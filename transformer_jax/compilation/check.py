@@ -22,7 +22,7 @@ class Check:
     target: Target
     parallelism: str
     shapes: str
-    """A phrase that describes the source of the batch shapes."""
+    """Where the batch shapes come from, in words."""
     programs: tuple[StepProgram, ...]
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""

@@ -18,7 +18,7 @@ class Shapes(NamedTuple):
     config: Config
     buckets: list[Bucket]
     source: str
-    """A phrase that describes the source of the shapes."""
+    """Where the shapes come from, in words, such as "assumed shapes and vocabulary size"."""
 
 
 def assume_shapes(config: Config) -> Shapes:

@@ -120,7 +120,7 @@ class TextFiles(FileCorpus):
 
 
 def data_folder(folder: str | None) -> Path:
-    """Return the folder, or else `$TRANSFORMER_JAX_DATA`, or else the working directory."""
+    """Return the folder; by default, `$TRANSFORMER_JAX_DATA` or the working directory."""
     return Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 

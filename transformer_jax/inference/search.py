@@ -95,8 +95,8 @@ EndRule = Callable[
 ]
 """A function that returns which live hypotheses can finish at a step.
 
-The arguments are the beam, the log-probability of each hypothesis followed by `eos`, those of the
-likeliest continuations by other tokens, and whether each sentence has reached its limit.
+The arguments are the beam, the log-probabilities of all hypotheses followed by `eos` and of the
+likeliest other continuations, and whether each sentence has reached its limit.
 """
 
 

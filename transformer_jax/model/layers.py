@@ -78,8 +78,8 @@ class Components:
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
     causal_self_attention: type[MultiHeadAttention]
-    """The decoder's self-attention. It differs from `self_attention` only with T5 positions; the
-    mask hides later keys."""
+    """The decoder's self-attention. This class differs from `self_attention` only for T5 positions,
+    because the mask already hides later keys."""
     cross_attention: type[MultiHeadAttention]
     make_score: MakeScore
     activation: Activation
