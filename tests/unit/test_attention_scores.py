@@ -68,6 +68,15 @@ def test_additive_scores_of_bfloat16_vectors_are_summed_in_float32() -> None:
     np.testing.assert_array_equal(scores, expected)
 
 
+def test_additive_scores_of_float64_vectors_are_not_rounded_to_float32() -> None:
+    with jax.enable_x64(True):
+        query, key, vector = (jnp.asarray(floats(x)) for x in (QUERY, KEY, normal(2, HEADS, WIDTH)))
+        scores = additive(query, key, vector)
+    sums = floats(query)[:, :, None] + floats(key)[:, None]
+    expected = np.einsum("btshk,hk->bhts", np.tanh(sums), floats(vector))
+    np.testing.assert_allclose(scores, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient() -> None:
     vector = normal(2, HEADS, WIDTH)
 

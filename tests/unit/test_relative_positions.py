@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -217,6 +218,15 @@ def test_rotary_positions_preserve_norms_and_the_first_position() -> None:
     np.testing.assert_array_equal(rotated[:, 0], x[:, 0])
     assert not np.allclose(rotated[:, 1], x[:, 1], atol=0.1)
     assert rotate(x.astype(jnp.bfloat16), jnp.arange(x.shape[1])).dtype == jnp.bfloat16
+
+
+def test_rotary_positions_rotate_float64_vectors_without_rounding_to_float32() -> None:
+    x = floats(normal(0, 1, 300, 1, 4))
+    with jax.enable_x64(True):
+        rotated = floats(rotate(jnp.asarray(x), jnp.arange(300)))
+    pairs, turned = (y[0, :, 0, ::2] + 1j * y[0, :, 0, 1::2] for y in (x, rotated))
+    angles = np.arange(300)[:, None] / np.array([1.0, 100.0])
+    np.testing.assert_allclose(turned, pairs * np.exp(1j * angles), rtol=1e-12, atol=1e-12)
 
 
 def test_all_heads_share_a_vector_for_each_distance_up_to_the_maximum() -> None:

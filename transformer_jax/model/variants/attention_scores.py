@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import dot_product
+from transformer_jax.model.linear import sum_dtype
 
 
 class General(nn.Module):
@@ -53,7 +54,7 @@ class Additive(nn.Module):
 def additive(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], vector: Float[Array, "H K"]
 ) -> Float[Array, "B H T S"]:
-    """Return v^T tanh(q + k) for each query and key, in float32 regardless of the dtype."""
-    query, key = (jnp.moveaxis(x.astype(jnp.float32), 2, 1) for x in (query, key))
+    """Return v^T tanh(q + k) for each query and key, in float32 or higher precision."""
+    query, key = (jnp.moveaxis(x.astype(sum_dtype(x)), 2, 1) for x in (query, key))
     hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
     return jnp.sum(hidden * vector[None, :, None, None], axis=-1)

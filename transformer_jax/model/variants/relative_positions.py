@@ -14,6 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
+from transformer_jax.model.linear import sum_dtype
 
 # T5 puts this distance and all longer ones into the last bucket for their direction.
 T5_MAX_DISTANCE = 128
@@ -55,9 +56,9 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 
     The angles are the same as in the paper's sinusoids. `d_k` must be even.
     """
-    d_k = x.shape[-1]
-    timescale = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=jnp.float32) / d_k)
-    angles = positions[None, :, None, None].astype(jnp.float32) / timescale[None, None, None]
+    d_k, dtype = x.shape[-1], sum_dtype(x)
+    timescale = 10000.0 ** (jnp.arange(0, d_k, 2, dtype=dtype) / d_k)
+    angles = positions[None, :, None, None].astype(dtype) / timescale[None, None, None]
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
     even, odd = x[..., ::2], x[..., 1::2]
     rotated = jnp.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
