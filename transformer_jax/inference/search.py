@@ -187,15 +187,15 @@ def beam_search(
 def _extend(search: _Search, beam: _Beam) -> _Beam:
     """Finish the hypotheses that can finish, and extend the likeliest hypotheses by one token."""
     sentences, beam_size = beam.last_tokens.shape
-    is_last = (beam.position + 1 >= search.limit)[:, None]
+    # The length of all live hypotheses after this step, and of those that finish, including `eos`.
+    length = beam.position + 1
+    is_last = (length >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
     logits, state = search.step(beam.last_tokens, beam.position, ancestors, beam.state)
     logits = logits.astype(jnp.float32)
     # Adding `offset` to a token's logit gives the log-probability of the extended hypothesis, so
     # normalizing all N logits is unnecessary.
     offset = beam.live_log_probs - jax.nn.logsumexp(logits, axis=-1)
-    # The length of a hypothesis that finishes at this step includes `eos`.
-    length = (beam.position + 1).astype(jnp.float32)
 
     # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
@@ -207,32 +207,33 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
     ending = offset + logits[..., search.eos]
     can_end = search.end_rule(beam, ending, candidates, is_last)
-    ending_scores = jnp.where(can_end, ending / search.penalty(length), NEG_INF)
+    ending_scores = jnp.where(can_end, ending / search.penalty(length.astype(jnp.float32)), NEG_INF)
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
     all_scores = jnp.concatenate([beam.finished_scores, ending_scores], axis=1)
-    scores, best = jax.lax.top_k(all_scores, beam_size)
-    finished = _select(jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1), best)
+    finished_scores, best = jax.lax.top_k(all_scores, beam_size)
+    all_tokens = jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1)
+    finished_tokens = _select(all_tokens, best)
+    # Once a sentence is done, its results no longer change.
+    is_done = beam.is_done[:, None]
+    finished_scores = jnp.where(is_done, beam.finished_scores, finished_scores)
+    finished_tokens = jnp.where(is_done[..., None], beam.finished_tokens, finished_tokens)
 
     # Except at the last position, every live hypothesis may also continue.
     log_probs, chosen = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
     parent = chosen // tokens.shape[-1]
     last_tokens = jnp.take_along_axis(tokens.reshape(sentences, -1), chosen, axis=1)
 
-    # Once a sentence is done, its results no longer change.
-    is_done = beam.is_done[:, None]
-    scores = jnp.where(is_done, beam.finished_scores, scores)
-    finished = jnp.where(is_done[..., None], beam.finished_tokens, finished)
     max_penalty = search.penalty(search.limit.astype(jnp.float32))
-    can_improve = log_probs[:, 0] / max_penalty > scores[:, search.num_best - 1]
-    can_improve &= beam.position + 1 < search.limit
+    can_improve = log_probs[:, 0] / max_penalty > finished_scores[:, search.num_best - 1]
+    can_improve &= length < search.limit
     return _Beam(
-        position=beam.position + 1,
+        position=length,
         last_tokens=last_tokens,
         live_tokens=_select(beam.live_tokens, parent).at[:, :, beam.position].set(last_tokens),
         ancestors=_select(ancestors, parent),
         live_log_probs=log_probs,
-        finished_tokens=finished,
-        finished_scores=scores,
+        finished_tokens=finished_tokens,
+        finished_scores=finished_scores,
         is_done=beam.is_done | ~can_improve,
         state=state,  # The search does not reorder it; `ancestors` records the moves.
     )
