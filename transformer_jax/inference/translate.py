@@ -43,16 +43,8 @@ class Hypothesis(NamedTuple):
     itself."""
 
 
-def _check_text(name: str, line: str) -> None:
-    """Raise a DataError if a line has surrogates, as Python reads arguments that are not UTF-8."""
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{name} is not UTF-8: see character {error.start + 1}") from error
-
-
 def padded_length(length: int, longest: int | None) -> int:
-    """Return the padded length: a power of two, at least MIN_WIDTH and at most `longest`."""
+    """Round up to a power of two that is at least `MIN_WIDTH`, but return at most `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
@@ -67,7 +59,8 @@ def translate_batch(
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
-    `limit` is the maximum length of each translation, at most S + `config.max_extra_length`.
+    `limit` is the maximum length of each translation. It must not exceed S +
+    `config.max_extra_length`, or the number of positions that the decoder can read.
 
     Raises:
         ValueError: a token is not in the vocabulary, or a limit is too high. On a device, an index
@@ -204,7 +197,9 @@ class Translator:
         lines in each finished batch.
 
         Raises:
-            DataError: a line is too long for the model, and `truncate` is false.
+            UsageError: `lines` is a single string.
+            DataError: a line is not valid text, or it is too long for the model and `truncate` is
+                false.
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
         sources = self.encode(lines, truncate=truncate)
@@ -233,10 +228,7 @@ class Translator:
         for width, indices in sorted(by_width.items()):
             for start in range(0, len(indices), ROWS):
                 batch = indices[start : start + ROWS]
-                yield (
-                    batch,
-                    self._translate_batch(params, [sources[i] for i in batch], width, num_best),
-                )
+                yield batch, self._search(params, [sources[i] for i in batch], width, num_best)
 
     def translate_tokens(self, params: Params, source: list[int]) -> list[int]:
         """Return the tokens of the best translation of one encoded, nonblank source.
@@ -244,10 +236,10 @@ class Translator:
         The last token is `eos`. The search is the same as in `translate`.
         """
         width = self.width(len(source))
-        tokens = self._translate_batch(params, [source], width, 1).tokens[0, 0]
+        tokens = self._search(params, [source], width, 1).tokens[0, 0]
         return [int(token) for token in tokens if token != PAD]
 
-    def _translate_batch(
+    def _search(
         self, params: Params, sources: list[list[int]], width: int, num_best: int
     ) -> Translations:
         """Search for translations of at most `ROWS` sentences; unused rows have a limit of 0."""
@@ -279,3 +271,11 @@ class Translator:
             for rank, (text, score) in enumerate(zip(texts, scores, strict=True))
             if rank == 0 or score > NEG_INF / 2
         ]
+
+
+def _check_text(name: str, line: str) -> None:
+    """Raise a DataError if a line has surrogates, as Python reads arguments that are not UTF-8."""
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name} is not UTF-8: see character {error.start + 1}") from error
