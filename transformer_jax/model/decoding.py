@@ -71,10 +71,10 @@ def init_decoding(
     """Encode the source and allocate caches for `max_length` tokens per hypothesis."""
     c, model = model.config, model.bind({"params": params})
     memory = model.encode(source)
-    shape, num_entries = (len(source), c.num_heads), num_hypotheses * max_length
+    num_sentences, num_entries = len(source), max_length * num_hypotheses
     empty = KeyValueCache(
-        jnp.zeros((*shape, c.d_k, num_entries), c.dtype),
-        jnp.zeros((*shape, num_entries, c.d_v), c.dtype),
+        keys=jnp.zeros((num_sentences, c.num_heads, c.d_k, num_entries), c.dtype),
+        values=jnp.zeros((num_sentences, c.num_heads, num_entries, c.d_v), c.dtype),
     )
     memories = [project(layer.cross_attention, memory) for layer in model.decoder]
     return DecodingState([empty] * len(memories), memories, source_mask(source))

@@ -36,7 +36,7 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
 def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
     """Return a key that gives index i the random bits that `rng` gives index i + `count`."""
     first, second = jax.random.key_data(rng)
-    data = jnp.stack([first + count.astype(first.dtype), second])
+    data = jnp.stack([first + count, second])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))
 
 
@@ -56,7 +56,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
     multiplier, 2^32 divided by the golden ratio. Without this round, the masks of similar keys
     would be correlated.
     """
-    first, second = jax.random.key_data(rng).astype(jnp.uint32)
+    first, second = jax.random.key_data(rng)
     bits = index + first
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D) + second
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)

@@ -16,15 +16,6 @@ from transformer_jax.model.target_platform import target_platform
 from transformer_jax.special_tokens import PAD
 
 
-def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Convert `smoothing` so that no part of it goes to the true token, as in Tensor2Tensor.
-
-    The true token then has a target probability of 1 - `smoothing`, and each other token has
-    `smoothing` / (N - 1).
-    """
-    return smoothing * vocab_size / (vocab_size - 1)
-
-
 class Loss(NamedTuple):
     """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
@@ -69,3 +60,12 @@ def cross_entropy(
         nll=jnp.sum(log_total - true, where=is_real),
         count=jnp.sum(is_real, dtype=jnp.float32),
     )
+
+
+def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
+    """Convert `smoothing` so that no part of it goes to the true token, as in Tensor2Tensor.
+
+    The true token then has a target probability of 1 - `smoothing`, and each other token has
+    `smoothing` / (N - 1).
+    """
+    return smoothing * vocab_size / (vocab_size - 1)

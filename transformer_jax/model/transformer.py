@@ -38,9 +38,9 @@ def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     return jnp.tril(jnp.ones((1, 1, length, length), bool))
 
 
-def shift_right(target: Int[Array, "B T"], begin: int = BOS) -> Int[Array, "B T"]:
-    """Return the decoder's input: the begin token, then all target tokens except the last."""
-    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
+def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"]:
+    """Return the decoder's input: the start token, then all target tokens except the last."""
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=start)
 
 
 class EncoderDecoder(nn.Module):

@@ -1,10 +1,10 @@
 """Restricted self-attention (section 4): each position attends only to its neighborhood.
 
-With this restriction, a layer takes O(r n d) operations instead of O(n^2 d), and a path between two
-positions that are n apart takes O(n / r) layers instead of one (Table 1). The paper centers a
-neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
+With this restriction, a layer takes O(r T D) operations instead of O(T^2 D), and a path between the
+two ends of a sequence takes O(T / r) layers instead of one (Table 1, where n is T). The paper
+centers a neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
-Queries are split into n blocks of w positions. If the sequence is short, blocks can be smaller. A
+Queries are split into blocks of w positions. If the sequence is short, blocks can be smaller. A
 block of queries attends to three blocks of keys: the one at the same positions and its two
 neighbors.
 
@@ -56,9 +56,10 @@ def neighborhood_mask(
     starts = size * jnp.arange(-1, len(queries) - 1)
     keys = starts[:, None] + jnp.arange(3 * size)[None]
     keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * size))
-    exists = (keys >= 0) & (keys < length) & (jnp.abs(keys - queries[..., None]) <= window)
+    exists = (keys >= 0) & (keys < length)
+    is_near = jnp.abs(keys - queries[..., None]) <= window
     rows = jnp.minimum(queries, mask.shape[2] - 1)[..., None]
-    blocks = mask[:, :, rows, jnp.clip(keys, 0, length - 1)] & exists[None, None]
+    blocks = mask[:, :, rows, jnp.clip(keys, 0, length - 1)] & (exists & is_near)[None, None]
     return blocks.swapaxes(1, 2), keys
 
 
@@ -115,7 +116,8 @@ def spread_weights(
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
-    # Keys outside the sequence have a weight of zero, except in rows that are discarded.
+    # The columns of keys outside the sequence are discarded. Their weights are zero, except in rows
+    # of padding queries.
     full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
     rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]
     full = full.at[:, :, rows, keys + size].set(weights.swapaxes(1, 2))
