@@ -1,4 +1,4 @@
-"""The perplexity of a corpus and the losses of its sentences and tokens (section 6.1).
+"""The perplexity of a corpus and the losses of its sentences and tokens (section 6.2).
 
 Shapes: B batch, T target positions.
 """

@@ -91,9 +91,9 @@ def weighted_sum(
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    In the paper, the score is `scaled_dot_product`, the projections have no biases, and there is no
-    dropout on the weights. These are the defaults. Variants override `attend_heads`. The weights
-    are recorded in Flax's "intermediates" collection.
+    By default, as in the paper, the score is `scaled_dot_product`, the projections have no biases,
+    and there is no dropout on the weights. Variants override `attend_heads`. The weights are
+    recorded in Flax's "intermediates" collection.
     """
 
     config: ModelConfig

@@ -127,7 +127,7 @@ def attention_weights(
 
     The weights are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T,
     T], and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
-    implementation.
+    implementation, because the others do not record the weights.
     """
     config = replace(model.config, attention_implementation="full")
     full = build_transformer(config, model.vocab_size, model.source_vocab_size)

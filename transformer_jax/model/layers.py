@@ -23,8 +23,8 @@ class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2).
 
     `inner` holds the parameters W1 and b1, and `outer` holds W2 and b2. Variants replace the ReLU,
-    max(0, x), with another activation function. The paper has no dropout between the two layers.
-    By default, `activation_dropout` is 0.
+    max(0, x), with another activation function. The paper has no dropout between the two layers, so
+    `activation_dropout` is 0 by default.
     """
 
     config: ModelConfig

@@ -43,9 +43,8 @@ def create_run(
     The folder appears only once it is complete.
 
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
-    at that path.
-    The stored config contains the actual vocabulary sizes; a note on the console reports any
-    difference from the requested sizes.
+    at that path. The stored config contains the actual vocabulary sizes; a note on the console
+    reports any difference from the requested sizes.
 
     Raises:
         UsageError: the folder exists, or the model in `init_from` computes a different function

@@ -52,6 +52,8 @@ def run_training(
         DivergedError: the loss or gradient was not finite in `MAX_SKIPPED_STEPS` consecutive
             steps, or the perplexity on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
+        DataError: the text differs from the text that the run started with, or its references
+            cannot be scored.
         StorageError: the run cannot be read or written.
         UsageError: another process is already training the run.
     """

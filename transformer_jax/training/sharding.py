@@ -137,9 +137,9 @@ class DataParallel:
             out_shardings=(shardings, self.replicated),
             donate_argnums=0,
         )
-        # JAX keys its program cache on the input shardings. The shardings of a new
-        # state and of a state returned by a step are equivalent but not equal. With abstract
-        # arrays, both states use the same cache entry.
+        # JAX keys its program cache on the input shardings. The shardings of a new state and of a
+        # state returned by a step are equivalent but not equal. With abstract arrays, both states
+        # use the same cache entry.
         with tracing_for(self.platform):
             lowered = jitted.lower(self.abstract_state(state), batch)
         return lowered.compile()

@@ -1,7 +1,7 @@
 """One update of the parameters: a pure function of the state and a batch.
 
 This module does not depend on how many devices share a batch. `training.sharding` adds the devices'
-sums between the two functions of a step.
+sums between `compute_gradients` and `apply_gradients`.
 Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
@@ -57,10 +57,7 @@ GradientSum = tuple[Params, Loss]
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A step that applies Adam to the mean gradient per token (sections 5.3, 5.4).
-
-    Two pure functions split the step, so that devices can add their sums in between.
-    """
+    """A step that applies Adam to the mean gradient per token (sections 5.3 and 5.4)."""
 
     model: EncoderDecoder
     config: TrainConfig
