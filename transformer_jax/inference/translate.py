@@ -44,7 +44,7 @@ class Hypothesis(NamedTuple):
 
 
 def padded_length(length: int, longest: int | None) -> int:
-    """Round up to a power of two that is at least `MIN_WIDTH`, but return at most `longest`."""
+    """Round a length up to a power of two, at least `MIN_WIDTH`, but at most to `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
