@@ -17,11 +17,12 @@ def sentences(count: int, start: int = 0) -> list[str]:
 
 
 def write_treebank(folder: Path, *, train: int = 60, dev: int = 8, test: int = 8) -> Path:
-    """Write a treebank with one file for each split, and return its folder."""
+    """Write a treebank with one file for each split that is not empty, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     start = 0
     for split, count in (("train", train), ("dev", dev), ("test", test)):
-        text = "".join(f"{tree}\n" for tree in sentences(count, start))
-        (folder / f"{split}.trees").write_text(text)
+        if count:
+            text = "".join(f"{tree}\n" for tree in sentences(count, start))
+            (folder / f"{split}.trees").write_text(text)
         start += count
     return folder

@@ -14,8 +14,10 @@ import jax
 import pytest
 from small import SMALL
 from training_runs import QUIET, assert_same, state_of
+from treebank import write_treebank
 
 from transformer_jax.cli import main
+from transformer_jax.data.splits import SPLITS
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.runs.versions import installed_versions, source_commit
@@ -32,8 +34,11 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     monkeypatch.syspath_prepend(str(TESTS))
     Path("mine.py").write_text("from small import SMALL as CONFIG\n")
     # The run has fewer scheduled checkpoints than `decode.average_checkpoints`, and no test set.
-    short = ["--train.steps", "2", "--decode.average_checkpoints", "3", "--data.test", "None"]
-    assert main(["train", "mine.py", *short, "--decode.beam-size", "1"]) == 0
+    short = ["--train.steps", "2", "--decode.average_checkpoints", "3", "--decode.beam-size", "1"]
+    folder = write_treebank(tmp_path / "trees", test=0)
+    treebank = ["--data.corpus", "trees", "--data.folder", str(folder)]
+    no_files = [word for split in SPLITS for word in (f"--data.{split}", "None")]
+    assert main(["train", "mine.py", *short, *treebank, *no_files]) == 0
     command = capsys.readouterr().out.split("next: transformer-jax ")[1].splitlines()[0]
     assert command.startswith("evaluate runs/mine")
     assert main(["evaluate", "runs/mine"]) == 2

@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from finished_runs import TEXT
 from small import SMALL
 from treebank import write_treebank
 
 from transformer_jax.config import Config, Row
+from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import RunInterrupted
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status, write_status
@@ -22,27 +23,23 @@ def run(tmp_path: Path) -> SweepRun:
     return sweep.runs[0]
 
 
-def test_a_run_is_scored_on_the_splits_that_its_corpus_has(tmp_path: Path) -> None:
-    text = SMALL.change(data=TEXT)
-    rows = {
-        "words": Row(SMALL),
-        "text": Row(text),
-        "no-test": Row(text.change(data={"test": None})),
-    }
-    runs = {run.row: run for run in plan_sweep(tmp_path, rows, 1).runs}
-    assert worker.list_phases(runs["words"]) == ["train", "dev", "test"]
-    assert worker.list_phases(runs["text"]) == ["train", "dev", "test"]
-    assert worker.list_phases(runs["no-test"]) == ["train", "dev"]
-
-
-def test_a_treebank_can_lack_a_test_split(tmp_path: Path) -> None:
-    folder = write_treebank(tmp_path / "trees")
+@pytest.mark.parametrize("num_test_trees", [0, 8])
+def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
+    num_test_trees: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_treebank(tmp_path / "trees", test=num_test_trees)
     data = {"corpus": "trees", "folder": str(folder), "vocab_size": 64}
-    trees = {"trees": Row(Config().change(data=data))}
-    [run] = plan_sweep(tmp_path / "sweep", trees, 1).runs
-    assert worker.list_phases(run) == ["train", "dev", "test"]
-    (folder / "test.trees").unlink()
-    assert worker.list_phases(run) == ["train", "dev"]
+    sweep = plan_sweep(tmp_path / "sweep", {"trees": Row(Config().change(data=data))}, 1)
+    sweep.store()
+    [run] = sweep.runs
+    prepared = prepare(run.config.data)
+    RunDirectory.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
+    run.log_file.touch()
+    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    write_status(run, "stopped", finished=["train", "dev"])
+    assert worker.run_worker(run, 60.0) == (7 if num_test_trees else 0)
+    status = read_status(run)
+    assert (status.status, status.phase) == (("failed", "test") if num_test_trees else ("done", ""))
 
 
 def test_finished_phases_are_not_repeated(run: SweepRun) -> None:

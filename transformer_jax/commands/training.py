@@ -273,6 +273,7 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
 
 
 def _train(folder: RunDirectory, group: ProcessGroup) -> None:
+    from transformer_jax.data.prepare import find_prepared
     from transformer_jax.training.loop import run_training
 
     console = stdout if group.is_primary else Console(quiet=True)
@@ -280,7 +281,7 @@ def _train(folder: RunDirectory, group: ProcessGroup) -> None:
     has_too_few = num_scheduled < folder.config.decode.average_checkpoints
     option = " --average-checkpoints 1" if has_too_few else ""
     console.print(f"run stored in {folder.path}")
-    data = folder.config.data
-    split = " --split dev" if data.corpus == "text" and data.test is None else ""
+    prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
+    split = "" if "test" in prepared.report else " --split dev"
     console.print(f"next: {shell_command('evaluate', folder.path)}{split}{option}")
     console.print(f"      {translate_command(folder, option)}")

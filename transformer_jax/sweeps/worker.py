@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from transformer_jax.data.splits import Split
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import (
     LostProcessError,
@@ -17,6 +17,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
+from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
@@ -33,7 +34,11 @@ MAX_NOTE_LENGTH = 300
 
 
 def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Run the remaining phases of a run; return the exit code of the phase that failed, or 0."""
+    """Run the remaining phases of a run; return the exit code of the phase that failed, or 0.
+
+    The phases are training, called "train", and scoring the dev split and, if there is one, the
+    test split.
+    """
     status = read_status(run)
     # A requeued Slurm job resumes its own run, even if the previous node left its status as
     # "running".
@@ -43,8 +48,8 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
         return 0
     finished = list(status.finished)
     signals: list[int] = []
-    for phase in list_phases(run):
-        if phase in finished:
+    for phase in SPLITS:
+        if phase in finished or (phase == "test" and not _has_test_set(run)):
             continue
         write_status(run, "running", phase=phase, finished=finished)
         if phase == "train":
@@ -62,16 +67,13 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
     return 0
 
 
-def list_phases(run: SweepRun) -> list[Split]:
-    """Return a run's phases: "train", followed by the splits to score."""
-    data = run.config.data
-    if data.corpus in ("tfds", "trees"):
-        from transformer_jax.data.prepare import prepare
+def _has_test_set(run: SweepRun) -> bool:
+    """Return whether a trained run's text has a test set."""
+    from transformer_jax.data.prepare import find_prepared
 
-        has_test = "test" in prepare(data).report
-    else:
-        has_test = data.corpus != "text" or data.test is not None
-    return ["train", "dev", "test"] if has_test else ["train", "dev"]
+    folder = RunDirectory.open(run.path)
+    prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
+    return "test" in prepared.report
 
 
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
