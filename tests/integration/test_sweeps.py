@@ -308,13 +308,17 @@ def test_a_dry_run_counts_only_the_training_that_is_left(
     rows = load_rows("mine.py")
     sweep = plan_sweep(tmp_path / "sweeps" / "mine", rows, 3, only=["B"])
     sweep.store()
-    finished, partial, *_ = sweep.runs
+    finished, partial, failed, *_ = sweep.runs
     write_status(finished, "done")
+    write_status(failed, "failed")
     partial.path.mkdir()
     step = partial.config.train.steps // 2
     (partial.path / "metrics.jsonl").write_text(f'{{"split": "train", "step": {step}}}\n')
-    assert remaining_runs(sweep) == {"base": 2, "B": 2.5}
-    assert main(["sweep", "mine.py", "--rows", "B", "--dry-run"]) == 0
+    assert remaining_runs(sweep, retry_failed=True) == {"base": 2, "B": 2.5}
+    command = ["sweep", "mine.py", "--rows", "B", "--dry-run"]
+    assert main(command) == 0
+    assert "of training for the remaining 3.5 of 6 runs" in capsys.readouterr().out
+    assert main([*command, "--retry-failed"]) == 0
     assert "of training for the remaining 4.5 of 6 runs" in capsys.readouterr().out
 
 

@@ -101,12 +101,10 @@ class Sweep(ConfigCommand):
             stderr.print(
                 f"{default} contains a sweep with different configs; this one is in {folder}"
             )
-        origin = Origin(shell_command(*self.arguments), source_commit())
-        sweep = replace(sweep, origins=[origin])
+        sweep = replace(sweep, origins=[Origin(shell_command(*self.arguments), source_commit())])
         if target is not None:
-            _print_device_counts(sweep, target)
-            return
-        if is_slurm:
+            _print_device_counts(sweep, target, retry_failed=self.retry_failed)
+        elif is_slurm:
             self._submit(sweep)
         else:
             self._launch(sweep)
@@ -120,7 +118,7 @@ class Sweep(ConfigCommand):
         slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
-            _print_estimates(sweep, len(slots))
+            _print_estimates(sweep, len(slots), retry_failed=self.retry_failed)
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
@@ -137,7 +135,7 @@ class Sweep(ConfigCommand):
         parallel = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
             stdout.print(f"{_describe_size(sweep)} by Slurm, {parallel}")
-            _print_disk_space(sweep)
+            _print_disk_space(sweep, retry_failed=self.retry_failed)
             stdout.print(
                 f"GPUs per run: {self.slurm.gpus}. Each run saves and requeues itself after "
                 f"{self.slurm.time}. The training time depends on the nodes."
@@ -221,8 +219,7 @@ class Report(PathCommand):
         results = collect_results(sweep, statuses, command)
         folder = write_report(results)
         print_table(make_table(results, SUMMARY))
-        for note in list_footnotes(results):
-            stdout.print(note)
+        stdout.print("\n".join(list_footnotes(results)))
         stdout.print(f"written to {folder}")
 
 
@@ -230,12 +227,12 @@ def _describe_size(sweep: "plan.Sweep") -> str:
     return f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
 
 
-def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
+def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool) -> None:
     from transformer_jax.sweeps import estimates
 
     seconds = estimates.estimate_seconds(sweep, num_slots)
-    _print_disk_space(sweep, seconds)
-    remaining = estimates.remaining_runs(sweep)
+    _print_disk_space(sweep, seconds, retry_failed=retry_failed)
+    remaining = estimates.remaining_runs(sweep, retry_failed=retry_failed)
     total = sum(seconds[name] * runs for name, runs in remaining.items()) / num_slots
     stdout.print(
         f"up to about {format_duration(total)} of training for the remaining "
@@ -245,7 +242,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int) -> None:
     )
 
 
-def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
+def _print_device_counts(sweep: "plan.Sweep", target: Target, *, retry_failed: bool) -> None:
     stdout.print(_describe_size(sweep))
     configure_environment(for_gpus=not target.is_tpu)
     from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
@@ -253,10 +250,12 @@ def _print_device_counts(sweep: "plan.Sweep", target: Target) -> None:
     with progress_bar() as progress:
         counts = count_devices_of_rows(sweep, target, progress=progress)
     stdout.print(describe_counts(counts, target))
-    _print_disk_space(sweep)
+    _print_disk_space(sweep, retry_failed=retry_failed)
 
 
-def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None) -> None:
+def _print_disk_space(
+    sweep: "plan.Sweep", seconds: Mapping[str, float] | None = None, *, retry_failed: bool
+) -> None:
     from transformer_jax.sweeps.estimates import estimate_bytes, remaining_runs
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
@@ -265,7 +264,8 @@ def _print_disk_space(sweep: "plan.Sweep", seconds: Mapping[str, float] | None =
         stdout.print(f"  {name:8} {time}about {size:.2f} GB per run")
     parent = next(path for path in sweep.path.absolute().parents if path.exists())
     free = shutil.disk_usage(parent).free / 1e9
-    total = sum(gigabytes[name] * runs for name, runs in remaining_runs(sweep).items())
+    remaining = remaining_runs(sweep, retry_failed=retry_failed)
+    total = sum(gigabytes[name] * runs for name, runs in remaining.items())
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
     if total > free:
         stderr.print(

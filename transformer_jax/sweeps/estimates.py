@@ -29,12 +29,16 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     }
 
 
-def remaining_runs(sweep: Sweep) -> dict[str, float]:
-    """Return the number of runs left to train in each row, including fractions of runs."""
+def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
+    """Return the number of runs left to train in each row, including fractions of runs.
+
+    Failed runs count only if `retry_failed` is true.
+    """
     remaining = dict.fromkeys(sweep.rows, 0.0)
     for run in sweep.runs:
         status = read_status(run)
-        if status.status != "done":
+        is_active = status.status in ("submitted", "running")
+        if is_active or status.needs_worker(retry_failed=retry_failed):
             remaining[run.row] += max(0.0, 1 - status.step / run.config.train.steps)
     return remaining
 

@@ -79,7 +79,7 @@ class _Queue:
         self._report, self._retry_failed = report, retry_failed
         self._reported: set[SweepRun] = set()
         statuses = [read_status(run) for run in sweep.runs]
-        self._pending = [s.run for s in statuses if self._is_pending(s)]
+        self._pending = [s.run for s in statuses if s.needs_worker(retry_failed=retry_failed)]
         # If another launcher was stopped or killed, its workers may still be saving. Only runs on
         # this machine have a slot.
         self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
@@ -96,18 +96,17 @@ class _Queue:
         self._pending += ended
         for run in list(self._pending):
             # A trainer whose worker was killed saves a checkpoint before it releases the lock.
-            if self._is_pending(read_status(run)) and (holder := describe_holder(run.path)):
+            if self._is_pending(run) and (holder := describe_holder(run.path)):
                 self._report_wait(run, holder)
                 continue
             self._pending.remove(run)
             # In the meantime, another launcher may have started the run.
-            if self._is_pending(read_status(run)):
+            if self._is_pending(run):
                 return run
         return None
 
-    def _is_pending(self, status: RunStatus) -> bool:
-        is_repeated = status.status == "failed" and self._retry_failed
-        return status.status in ("queued", "stopped") or is_repeated
+    def _is_pending(self, run: SweepRun) -> bool:
+        return read_status(run).needs_worker(retry_failed=self._retry_failed)
 
     def _report_wait(self, run: SweepRun, holder: str) -> None:
         if run not in self._reported:

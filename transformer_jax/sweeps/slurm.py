@@ -189,9 +189,9 @@ def submit(
     ConnectionFailedError if it does not respond.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
-    wanted = {"queued", "stopped", *(["failed"] if retry_failed else [])}
+    wanted = (s for s in statuses if s.needs_worker(retry_failed=retry_failed))
     # Slurm may have requeued a stopped run's job.
-    runs = [s.run for s in statuses if s.status in wanted and s.job not in jobs]
+    runs = [s.run for s in wanted if s.job not in jobs]
     if not runs:
         return []
     tasks = [Task(str(sweep.path.resolve()), run.name, step_timeout) for run in runs]

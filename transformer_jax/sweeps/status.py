@@ -63,6 +63,10 @@ class RunStatus:
     scores: Mapping[Split, JsonObject] = field(default_factory=dict)
     """The scores of the latest evaluation on each split."""
 
+    def needs_worker(self, *, retry_failed: bool) -> bool:
+        """Return whether a launcher should start a worker for the run."""
+        return self.status in ("queued", "stopped") or (retry_failed and self.status == "failed")
+
     @property
     def summary(self) -> str:
         """A short description of the status."""
