@@ -11,6 +11,7 @@ A sweep's folder contains:
         slurm/               submitit's scripts, logs, and pickles, if the sweep uses Slurm
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +25,6 @@ from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
 FORMAT = 2
-# This package never writes a larger sweep.json, so it rejects larger files without parsing them.
-MAX_PLAN_BYTES = 16 << 20
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -136,8 +135,6 @@ class Sweep:
         if not file.is_file():
             raise UsageError(f"{path} is not a sweep: it has no sweep.json")
         try:
-            if file.stat().st_size > MAX_PLAN_BYTES:
-                raise StorageError(f"{file} is longer than {MAX_PLAN_BYTES:,} bytes")
             plan = json.loads(file.read_text("utf-8"))
             if plan["format"] != FORMAT:
                 raise StorageError(
@@ -155,16 +152,17 @@ class Sweep:
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
     """Return `path`, or `path` plus a number if `path` contains a sweep with other configs."""
-    for candidate in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
-        if _is_free(candidate):
-            return candidate
-        stored = Sweep.open(candidate).rows
-        is_same_base = next(iter(stored)) == next(iter(rows))
-        if is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows):
-            return candidate
-    raise UsageError(
-        f"{path} and 998 numbered folders contain sweeps with different configs: delete some"
-    )
+    others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
+    return next(other for other in itertools.chain([path], others) if _accepts(other, rows))
+
+
+def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
+    """Return whether a folder is free, or contains a sweep that can include these rows."""
+    if _is_free(path):
+        return True
+    stored = Sweep.open(path).rows
+    is_same_base = next(iter(stored)) == next(iter(rows))
+    return is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows)
 
 
 def _is_free(path: Path) -> bool:
