@@ -46,9 +46,9 @@ def test_figure_2_has_the_operations_of_the_paper() -> None:
 
 
 def test_the_figures_contain_their_labels_and_do_not_vary() -> None:
-    svg = draw_figure_1(SMALL).svg
+    svg = draw_figure_1().svg
     assert "Masked Multi-Head Attention" in svg
-    assert svg == draw_figure_1(SMALL).svg
+    assert svg == draw_figure_1().svg
     assert "Scaled Dot-Product Attention" in draw_figure_2().svg
 
 

@@ -38,9 +38,9 @@ OPERATIONS = {"dot_general": "MatMul", "mul": "Scale", "select_n": "Mask", "exp"
 VOCABULARY = 100
 
 
-def draw_figure_1(config: ModelConfig | None = None) -> Picture:
-    """Draw the model that a config describes. The default is the paper's model."""
-    return draw_columns(describe_architecture(config or ModelConfig()))
+def draw_figure_1() -> Picture:
+    """Draw the paper's model."""
+    return draw_columns(describe_architecture(ModelConfig()))
 
 
 def describe_architecture(config: ModelConfig) -> list[Column]:
