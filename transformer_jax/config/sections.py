@@ -182,10 +182,7 @@ class ModelConfig(ConfigSection):
     def _check_attention_implementation(self) -> None:
         required: dict[str, tuple[object, ...]] = {}
         if self.attention_implementation != "full":
-            required |= {
-                "attention_score": DOT_PRODUCTS,
-                "positions": ADDED_POSITIONS,
-            }
+            required |= {"attention_score": DOT_PRODUCTS, "positions": ADDED_POSITIONS}
             required["dtype"] = ("float32", "bfloat16")
         if self.attention_implementation == "cudnn":
             required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}

@@ -8,7 +8,7 @@ from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.sweeps.results import Results, RowResult
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve, use_log_axis
 from transformer_jax.visualization.style import PALETTE, Picture
-from transformer_jax.visualization.text import printable_label
+from transformer_jax.visualization.text import printable_label, truncate
 
 # Larger perplexities and NaN are plotted at this value. This limit is higher than the perplexity of
 # a uniform prediction over any vocabulary.
@@ -139,5 +139,4 @@ def _to_svg(figure: Figure) -> str:
 
 def _describe(row: RowResult) -> str:
     """Return a label with a row's name and changes, truncated to `MAX_LABEL` characters."""
-    text = f"{row.name}  {row.change}"
-    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
+    return truncate(f"{row.name}  {row.change}", MAX_LABEL)

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
 from transformer_jax.visualization.attention_views import Resolved, Selection
 from transformer_jax.visualization.style import Picture
-from transformer_jax.visualization.text import printable_label
+from transformer_jax.visualization.text import printable_label, truncate
 
 # The heads' colors, which repeat after eight heads. They are color-blind safe, like the palette for
 # plots, and also dark enough for thin lines. attention_page/style.css contains the same colors.
@@ -180,13 +180,9 @@ def _color(head: int) -> str:
 
 
 def _label(token: str) -> str:
-    return printable_label(_shorten(token))
-
-
-def _shorten(token: str) -> str:
-    return token if len(token) <= MAX_TOKEN else f"{token[: MAX_TOKEN - 1]}…"
+    return printable_label(truncate(token, MAX_TOKEN))
 
 
 def _width(tokens: Sequence[str]) -> float:
     """Return the width of a column of tokens, in inches."""
-    return max(1.2, 0.2 + CHARACTER * max(len(_shorten(token)) for token in tokens))
+    return max(1.2, 0.2 + CHARACTER * min(MAX_TOKEN, max(map(len, tokens))))

@@ -14,13 +14,9 @@ from importlib import resources
 import numpy as np
 
 from transformer_jax.json_types import JsonObject
-from transformer_jax.visualization.attention_maps import (
-    AttentionMap,
-    AttentionMaps,
-    printable,
-    select,
-)
+from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
 from transformer_jax.visualization.attention_views import Selection
+from transformer_jax.visualization.text import printable
 
 # The page stores weights from 0 to 1 as integers from 0 to this value.
 STEPS = 255

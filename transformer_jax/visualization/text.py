@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def truncate(text: str, limit: int) -> str:
+    """Return text of at most `limit` characters, with an ellipsis in place of the rest."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def printable_label(text: str) -> str:
     """Return a label for matplotlib, with unprintable characters and dollar signs escaped.
 
