@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
@@ -89,17 +90,13 @@ class Compile(FileCommand):
         with progress_bar() as progress:
             prepared = prepare_shapes(config, progress=progress) if self.prepare else None
         shapes = prepared or assume_shapes(config)
+        check_one = find_batch if self.fit else partial(check_shapes, only_largest=self.largest)
         for target in targets:
             for value in self.parallelism or (config.train.parallelism,):
                 changed = shapes.config.change(train={"parallelism": value})
                 arguments = (shapes._replace(config=changed), target, devices[target])
                 with progress_bar() as progress:
-                    if self.fit:
-                        check = find_batch(*arguments, progress=progress)
-                    else:
-                        check = check_shapes(
-                            *arguments, only_largest=self.largest, progress=progress
-                        )
+                    check = check_one(*arguments, progress=progress)
                 yield check
 
 

@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_directory import RunDirectory, check_available
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -146,8 +146,6 @@ class Package(CheckpointCommand):
     `en de`. Default: the languages in the config or in the file names."""
 
     def run(self) -> None:
-        from transformer_jax.runs.run_directory import check_available
-
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
         # Check the path before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)

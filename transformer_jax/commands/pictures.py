@@ -54,13 +54,7 @@ class Attention(RunCommand):
             for name in self.select_given("beam_size", "alpha", "beam_end"):
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"with a TARGET, there is no search that could use {option}")
-        selection = Selection(
-            kind=self.kind,
-            layer=self.layer,
-            view=self.view,
-            heads=self.heads or None,
-            position=self.position,
-        )
+        selection = Selection(self.kind, self.layer, self.view, self.heads or None, self.position)
         out = find_free_name(DEFAULT) if self.out is None else self.out
         check_suffix(out, ATTENTION_SUFFIXES)
         check_new_file(out)

@@ -8,7 +8,7 @@ prevents the page from loading anything else.
 import base64
 import html
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 
 import numpy as np
@@ -66,13 +66,7 @@ def render_page(
         "source": printable(source),
         "target": printable(target),
         "maps": [{"kind": kind, **_describe(map_)} for kind, map_ in maps.items()],
-        "selection": {
-            "kind": selection.kind,
-            "view": selection.view,
-            "layer": indices.layer,
-            "heads": indices.heads,
-            "position": indices.position,
-        },
+        "selection": {"kind": selection.kind, "view": selection.view, **asdict(indices)},
     }
     page = _read("page.html")
     # Insert the data last, so that nothing inside it is replaced.

@@ -36,11 +36,8 @@ class Selection:
     tokens and highlights this one."""
 
     def __post_init__(self) -> None:
-        for name, value, choices in (
-            ("kind", self.kind, get_args(Kind)),
-            ("view", self.view, get_args(View)),
-        ):
-            if value not in choices:
+        for name, value, allowed in (("kind", self.kind, Kind), ("view", self.view, View)):
+            if value not in (choices := get_args(allowed)):
                 hint = did_you_mean(value, choices)
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 

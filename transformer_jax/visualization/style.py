@@ -19,10 +19,7 @@ LINE_STYLES = ("-", "--", "-.", ":")
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
 # Omit dates and versions, so that a file depends only on the data.
-METADATA: dict[str, dict[str, None]] = {
-    "svg": {"Date": None},
-    "png": {"Software": None},
-}
+METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
 PIXELS_PER_INCH = 150
 
 
