@@ -1,6 +1,7 @@
 """Test that a sweep's plan is stored, and that rows can be added to it but not changed."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def test_a_folder_without_a_valid_plan_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is not a sweep: it has no sweep\.json"):
         Sweep.open(tmp_path)
     invalid_row = json.dumps({"format": FORMAT, "rows": {"..": {}}})
-    for content in ("", "[]", "{}", invalid_row):
+    infinite_seed = json.dumps({"format": FORMAT, "rows": {}, "seeds": [math.inf]})
+    for content in ("", "[]", "{}", invalid_row, infinite_seed, "[" * 100_000):
         (tmp_path / "sweep.json").write_text(content)
         with pytest.raises((StorageError, UsageError), match=r"sweep\.json|a row's name"):
             Sweep.open(tmp_path)

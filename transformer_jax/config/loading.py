@@ -17,6 +17,7 @@ from pathlib import Path
 from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
+from transformer_jax.json_types import INVALID_JSON
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -98,7 +99,7 @@ def _read_json_config(path: Path) -> Config:
         # A run's description, run.json, contains its config.
         is_run = isinstance(data, dict) and "config" in data
         return Config.from_dict(data["config"] if is_run else data)
-    except (ConfigError, OSError, ValueError, TypeError, RecursionError) as error:
+    except (ConfigError, OSError, *INVALID_JSON) as error:
         raise ConfigError(f"{path} is not a config: {error}") from error
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
+from transformer_jax.json_types import INVALID_JSON
 from transformer_jax.runs.atomic_files import write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
@@ -146,7 +147,7 @@ class Sweep:
             }
             runs = _plan_runs(path, rows, map(int, plan["seeds"]))
             return cls(path, rows, runs, [Origin(**x) for x in plan.get("origins", ())])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        except (OSError, KeyError, AttributeError, ConfigError, *INVALID_JSON) as error:
             raise StorageError(f"{file} cannot be read: {error}") from error
 
 
