@@ -1,5 +1,8 @@
-"""The type of objects in JSON data, and the errors that invalid data can raise."""
+"""The type of objects in JSON data, and how to read objects that may be invalid."""
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -7,3 +10,16 @@ JsonObject: TypeAlias = dict[str, Any]
 
 INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 """The errors that parsing JSON and converting its values can raise, except for missing keys."""
+
+# The size limit in bytes. A larger file may be malicious, so it is ignored without being read.
+MAX_JSON_BYTES = 16 << 20
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """Return the object in a JSON file, or {} if the file is missing, too large, or invalid."""
+    with contextlib.suppress(OSError, *INVALID_JSON):
+        if path.stat().st_size <= MAX_JSON_BYTES:
+            content = json.loads(path.read_bytes())
+            if isinstance(content, dict):
+                return content
+    return {}

@@ -17,9 +17,8 @@ from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import evaluate
 from transformer_jax.inference.evaluation_files import directory_name, find_result
 from transformer_jax.inference.grid import Grid, _select_averages, evaluate_grid
-from transformer_jax.inference.history import MAX_SCORES_BYTES
 from transformer_jax.inference.trained_run import load, load_averages
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import MAX_JSON_BYTES, JsonObject
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 
@@ -185,7 +184,7 @@ def test_a_stored_result_in_another_format_is_not_reused(
     run: RunDirectory, results: list[JsonObject], tmp_path: Path, name: str
 ) -> None:
     copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
-    stored = results[0] | {name: "x" * (MAX_SCORES_BYTES if name == "size" else 1)}
+    stored = results[0] | {name: "x" * (MAX_JSON_BYTES if name == "size" else 1)}
     path = copy.path / "evaluations" / directory_name(stored) / "scores.json"
     assert path.exists()
     path.write_text(json.dumps(stored))

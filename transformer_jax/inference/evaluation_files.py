@@ -9,7 +9,6 @@ The directory contains these files:
         baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +17,11 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import Evaluation
-from transformer_jax.inference.history import MAX_SCORES_BYTES, SCORE_NAMES
+from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import bleu_signature
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_directory import RunDirectory
@@ -69,21 +68,16 @@ def find_result(
     settings = {
         "split": split,
         "step": steps[-1],
+        "steps": list(steps),
         "average_checkpoints": len(steps),
         "decode": asdict(decode),
         "bleu_signature": bleu_signature(bleu_tokenizer(folder.config.data)),
     }
     path = folder.path / "evaluations" / directory_name(settings) / "scores.json"
-    try:
-        if path.stat().st_size > MAX_SCORES_BYTES:
-            return None
-        result = json.loads(path.read_bytes())
-        # Earlier versions did not store `steps` or `by_length`.
-        is_same = result["steps"] == list(steps) and all(result[k] == settings[k] for k in settings)
-        is_complete = "by_length" in result and all(is_number(result[k]) for k in SCORE_NAMES)
-        return result if is_same and is_complete else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    result = read_json_object(path)
+    # Earlier versions did not store `by_length`.
+    is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
+    return result if is_complete and settings.items() <= result.items() else None
 
 
 def directory_name(result: JsonObject) -> str:

@@ -4,14 +4,13 @@ The files may come from an untrusted source, so values of unexpected types are i
 """
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.curves import Curve
     from transformer_jax.visualization.style import Picture
 
-MAX_SCORES_BYTES = 16 << 20
 # By default, a plot shows these metrics.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
@@ -92,11 +90,10 @@ def stored_evaluations(folder: RunDirectory) -> list[JsonObject]:
     """
     found: list[JsonObject] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            if path.stat().st_size <= MAX_SCORES_BYTES:
-                result = json.loads(path.read_bytes())
-                row = _to_row(result)
-                found.append(row | {"is_own": is_own_search(result, folder.config.decode)})
+        result = read_json_object(path)
+        with contextlib.suppress(KeyError, TypeError):
+            is_own = is_own_search(result, folder.config.decode)
+            found.append(_to_row(result) | {"is_own": is_own})
     found.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
     return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
 

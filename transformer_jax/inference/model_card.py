@@ -1,5 +1,6 @@
 """Write a package's model card: Markdown with metadata for the Hugging Face Hub."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,8 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.runs.run_directory import MAX_DESCRIPTION, Dtype
+from transformer_jax.json_types import read_json_object
+from transformer_jax.runs.run_directory import Dtype
 
 CARD = """---
 {front_matter}---
@@ -69,12 +71,11 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     """Return the run's scores for the mean of these checkpoints, as stored by `evaluate`."""
     found: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
-        try:
-            if not _is_small_file(path):
-                continue
-            result = json.loads(path.read_bytes())
-            if result["steps"] != list(steps):
-                continue
+        result = read_json_object(path)
+        if result.get("steps") != list(steps):
+            continue
+        # Another program may have written this file, so skip it if it is invalid.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             decode, bleu, chrf = result["decode"], result["bleu"], result["chrf"]
             names = (result["split"], decode["beam_end"])
             split, end = (_code(str(name).replace("|", "")) for name in names)
@@ -85,16 +86,7 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
             )
             signatures = {"BLEU": result["bleu_signature"], "chrF": result["chrf_signature"]}
             found.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            # Another program may have written these files, so skip invalid ones.
-            continue
     return found
-
-
-def _is_small_file(path: Path) -> bool:
-    """Return whether an evaluation's file is a regular file and its path contains no links."""
-    is_linked = any(x.is_symlink() for x in (path, *path.parents[:2]))
-    return not is_linked and path.is_file() and path.stat().st_size <= MAX_DESCRIPTION
 
 
 def find_languages(data: DataConfig) -> tuple[str, str] | None:

@@ -5,9 +5,9 @@ from collections import defaultdict
 from dataclasses import asdict
 
 from transformer_jax.config import DataConfig
+from transformer_jax.json_types import read_json_object
 from transformer_jax.sweeps.results import MARGINS, Results
 from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, format_p
-from transformer_jax.sweeps.status import read_json_object
 
 # The page that describes the analysis.
 STATISTICS = "docs/statistics.md"

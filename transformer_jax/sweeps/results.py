@@ -19,7 +19,7 @@ from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.sweeps.plan import Sweep
@@ -35,7 +35,7 @@ from transformer_jax.sweeps.seed_statistics import (
     sign_agreement,
     verdict,
 )
-from transformer_jax.sweeps.status import RunStatus, read_json_object
+from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
 # A score that a report compares with the paper's. `Paper` has a field with the same name.

@@ -4,7 +4,6 @@ Statuses are stored in files, so any machine that can access the sweep's folder 
 """
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -17,7 +16,7 @@ from typing import Literal
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import storage_errors
-from transformer_jax.json_types import JsonObject
+from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
@@ -229,12 +228,3 @@ def _seconds_left(timed: list[JsonObject], steps: int) -> float | None:
 def _numbers(report: JsonObject) -> JsonObject:
     """Return the numeric values in a report."""
     return {key: value for key, value in report.items() if is_number(value)}
-
-
-def read_json_object(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing or invalid."""
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text("utf-8"))
-        if isinstance(content, dict):
-            return content
-    return {}
