@@ -5,6 +5,7 @@ BSD's sysexits.h (`os.EX_*`), except for 1 (failure) and 2 (usage), which follow
 """
 
 import contextlib
+import errno
 import os
 import re
 import shlex
@@ -107,11 +108,15 @@ class StorageError(TransformerJaxError):
 
 @contextlib.contextmanager
 def storage_errors(problem: str) -> Iterator[None]:
-    """Convert an `OSError` to a `StorageError` whose message begins with `problem`."""
+    """Convert an `OSError` to a `StorageError` whose message begins with `problem`.
+
+    If a file name is too long, raise a `UsageError` instead, because the name is an argument.
+    """
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{problem}: {error.strerror or error}") from error
+        kind = UsageError if error.errno == errno.ENAMETOOLONG else StorageError
+        raise kind(f"{problem}: {error.strerror or error}") from error
 
 
 class RunInterrupted(BaseException):

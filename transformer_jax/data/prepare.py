@@ -11,8 +11,6 @@ is interrupted, it resumes where it stopped.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +22,7 @@ from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_pro
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, UsageError, storage_errors
 from transformer_jax.json_types import JsonObject
 
 
@@ -69,15 +67,7 @@ class Prepared(NamedTuple):
             raise UsageError(f"the corpus has no {split} split: it was prepared without one")
 
 
-@contextmanager
-def _storage_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot write the corpus to the cache: {error}") from error
-
-
-@_storage_errors()
+@storage_errors("cannot write the corpus to the cache")
 def prepare(
     config: DataConfig,
     vocabulary: Vocabulary | None = None,
@@ -105,7 +95,7 @@ def prepare(
     return Prepared(folder, vocabulary, report)
 
 
-@_storage_errors()
+@storage_errors("cannot write the corpus to the cache")
 def find_prepared(
     config: DataConfig,
     vocabulary: Vocabulary,

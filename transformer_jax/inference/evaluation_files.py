@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import storage_errors
 from transformer_jax.inference.evaluate import Evaluation
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.perplexity import SentenceScore
@@ -41,7 +41,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     folder = run.folder.path / "evaluations" / directory_name(evaluation.result)
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
-    try:
+    with storage_errors(f"the scores could not be saved in {run.folder.path}"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
             # Delete the existing scores first, because they belong to the old lines.
@@ -52,8 +52,6 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
         rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
         (folder / "sentences.csv").write_bytes(encode_lines(rows))
         write_json(folder / "scores.json", evaluation.result)
-    except OSError as error:
-        raise StorageError(f"the scores could not be saved: {error}") from error
     return folder
 
 

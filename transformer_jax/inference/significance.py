@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
-from transformer_jax.errors import DataError, StorageError
+from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.inference.evaluate import Evaluation, prepare_split
 from transformer_jax.inference.evaluation_files import encode_lines
 from transformer_jax.inference.scores import sacrebleu_metrics
@@ -143,14 +143,12 @@ def save_comparison(
     """
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
-    try:
+    with storage_errors(f"the comparison could not be saved in {folder}"):
         # Delete the old comparison first, so that no comparison is stored with the wrong
         # translations.
         (folder / f"{name}.json").unlink(missing_ok=True)
         (folder / f"{name}.txt").write_bytes(text)
         write_json(folder / f"{name}.json", description)
-    except OSError as error:
-        raise StorageError(f"the comparison could not be saved: {error}") from error
 
 
 def _check_same_references(ours: list[str], theirs: list[str], split: str) -> None:

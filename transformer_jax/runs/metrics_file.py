@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, TypeGuard
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.atomic_files import write_text
 
@@ -60,7 +60,7 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
         StorageError: the file cannot be accessed, or it contains an invalid line before a valid
             report whose step is at most `step`.
     """
-    try:
+    with storage_errors(f"{path} cannot be truncated"):
         if not path.exists():
             return
         reports: list[str] = []
@@ -78,8 +78,6 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
                 elif report[0] < step or (report[0] == step and report[1] in splits):
                     reports.append(line.decode())
         write_text(path, "".join(reports))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be truncated: {error}") from error
 
 
 def _parse_report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:

@@ -246,7 +246,7 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
         StorageError: the folder cannot be written.
     """
     check_available(path, is_package=is_package)
-    try:
+    with storage_errors(f"{path} could not be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
@@ -255,11 +255,12 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
             folder = Path(private) / "new"
             folder.mkdir()
             yield folder
-            folder.rename(path)
-    except OSError as error:
-        # Another process may have created the folder in the meantime.
-        check_available(path, is_package=is_package)
-        raise StorageError(f"{path} could not be written: {error}") from error
+            try:
+                folder.rename(path)
+            except OSError:
+                # Another process may have created the folder in the meantime.
+                check_available(path, is_package=is_package)
+                raise
 
 
 def check_available(path: Path, *, is_package: bool = False) -> None:
@@ -269,14 +270,12 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"the path {path} is not UTF-8: choose another one") from error
-    try:
+    with storage_errors(f"{path} cannot be read"):
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
             if not (parent.is_dir() and os.access(parent, os.W_OK)):
                 raise StorageError(f"{path} cannot be created: {parent} is not writable")
             return
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}") from error
     # Resolve paths such as "." and "..", because they have no name to append a number to.
     base = path if path.name not in ("", "..") else path.resolve()
     others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
