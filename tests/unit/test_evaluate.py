@@ -55,12 +55,10 @@ def test_scores_are_those_of_sacrebleu() -> None:
         (["a"], ["a", "b"], "cannot score 1 translations with 2 references"),
         (["a", "b"], ["a"], "cannot score 2 translations with 1 references"),
         ([], [], "cannot score 0 translations"),
-        ([None, "a"], ["a", "b"], "translation 1 is missing"),
-        (["a", "b"], ["a", None], "reference 2 is missing"),
     ],
 )
 def test_missing_lines_are_an_error(
-    hypotheses: list[str | None], references: list[str | None], message: str
+    hypotheses: list[str], references: list[str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
         score(hypotheses, references)

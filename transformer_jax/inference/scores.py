@@ -60,26 +60,24 @@ def bleu_signature(tokenizer: str) -> str:
 
 
 def score(
-    hypotheses: Sequence[str | None], references: Sequence[str | None], *, tokenizer: str = "13a"
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a"
 ) -> Scores:
     """Score translations with sacreBLEU, using one reference per translation.
 
     Raises:
-        DataError: the numbers of translations and references differ or are zero, or a line is
-            missing. In these cases, sacreBLEU itself may return 100 or ignore a reference.
+        DataError: the numbers of translations and references differ or are zero. In these cases,
+            sacreBLEU itself may return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
             f"cannot score {len(hypotheses)} translations with {len(references)} references"
         )
-    systems = _check_complete("translation", hypotheses)
-    expected = _check_complete("reference", references)
     bleu, chrf = sacrebleu_metrics(tokenizer)
-    bleu_score = bleu.corpus_score(systems, [expected])
-    chrf_score = chrf.corpus_score(systems, [expected])
+    bleu_score = bleu.corpus_score(hypotheses, [references])
+    chrf_score = chrf.corpus_score(hypotheses, [references])
     return Scores(
-        sentences=len(expected),
-        exact=float(np.mean([h == r for h, r in zip(systems, expected, strict=True)])),
+        sentences=len(references),
+        exact=float(np.mean([h == r for h, r in zip(hypotheses, references, strict=True)])),
         bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
         precisions=list(bleu_score.precisions),
@@ -112,10 +110,3 @@ def compound_bleu(
     systems, expected = ([COMPOUND.sub(r"\1 ##AT##-##AT## \2", x) for x in side] for side in sides)
     bleu = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)
     return bleu.corpus_score(systems, [expected]).score
-
-
-def _check_complete(kind: str, lines: Sequence[str | None]) -> list[str]:
-    complete = [line for line in lines if line is not None]
-    if len(complete) < len(lines):
-        raise DataError(f"{kind} {lines.index(None) + 1} is missing, so there is no score")
-    return complete
