@@ -142,6 +142,13 @@ class LostProcessError(TransformerJaxError):
         super().__init__(f"{reason}; {advice}")
 
 
+def summarize_error(error: BaseException) -> str:
+    """Return the first line of a library's error message."""
+    if isinstance(error, OSError) and error.strerror:
+        return os.strerror(error.errno) if error.errno else error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether a JAX error means that a device is out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from transformer_jax.console import clear_progress_bar, message_and_exit_code, stderr
-from transformer_jax.errors import LostProcessError, is_lost_peer
+from transformer_jax.errors import LostProcessError, is_lost_peer, summarize_error
 
 # The number of seconds that process 0 waits for the other processes to exit first.
 GRACE_SECONDS = 10.0
@@ -65,10 +65,8 @@ class FailurePropagation:
             # such an event.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
-            reason = str(error).splitlines()[0]
-            message = message_and_exit_code(
-                LostProcessError(f"another process is gone or stuck: {reason}", self._run)
-            )
+            reason = f"another process is gone or stuck: {summarize_error(error)}"
+            message = message_and_exit_code(LostProcessError(reason, self._run))
         if message is None:
             traceback.print_exception(error)
             message = f"transformer-jax: {type(error).__name__} in a process of this run", 1

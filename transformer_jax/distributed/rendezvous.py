@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from transformer_jax.distributed._private_jax import detect_cluster
-from transformer_jax.errors import ConnectionFailedError, Setting, UsageError
+from transformer_jax.errors import ConnectionFailedError, Setting, UsageError, summarize_error
 
 # The number of seconds that processes wait for each other at startup.
 RENDEZVOUS_SECONDS = 300.0
@@ -101,8 +101,7 @@ def _from_environment() -> ProcessSpec | None:
         spec = None if cluster is None else ProcessSpec(*cluster)
     # Cluster detection may raise any exception.
     except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise ConnectionFailedError(*advice, f": {reason}") from error
+        raise ConnectionFailedError(*advice, f": {summarize_error(error)}") from error
     if spec is None:
         if is_slurm or is_mpi or is_pod:
             alone = Setting("num_processes", 1)

@@ -4,7 +4,7 @@ import importlib
 from importlib.util import find_spec
 from types import ModuleType
 
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import UsageError, summarize_error
 
 INTEROP = "'.[interop]'"
 
@@ -31,8 +31,9 @@ def import_optional(name: str, install: str = INTEROP) -> ModuleType:
         # The missing module may be a dependency of the library.
         if isinstance(error, ModuleNotFoundError) and error.name in (library, name):
             raise _missing(library, install) from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{library} is installed, but it cannot be imported: {reason}") from error
+        raise UsageError(
+            f"{library} is installed, but it cannot be imported: {summarize_error(error)}"
+        ) from error
 
 
 def _missing(library: str, install: str) -> UsageError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import Arrays, Found, Shapes, check_arrays
 
@@ -68,5 +68,4 @@ def _load(torch: ModuleType, path: Path, max_bytes: int) -> object:
         *(OSError, EOFError, RuntimeError, MemoryError, ValueError, TypeError, LookupError),
         *(AttributeError, OverflowError, struct.error, zipfile.BadZipFile),
     ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StorageError(f"{path} cannot be read: {reason[:200]}") from error
+        raise StorageError(f"{path} cannot be read: {summarize_error(error)}") from error

@@ -5,7 +5,6 @@ log, because callers report each error in one line.
 """
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import jax
 from jaxtyping import PyTree
 from orbax.checkpoint import v1 as ocp
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, summarize_error
 
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
@@ -57,13 +56,6 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
 def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
     """Return targets for `restore`: the arrays' shapes and dtypes, all with the given sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
-def summarize_error(error: BaseException) -> str:
-    """Return the first line of a library's error message."""
-    if isinstance(error, OSError) and error.strerror:
-        return os.strerror(error.errno) if error.errno else error.strerror
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def remove_partial(folder: Path, pattern: str) -> None:

@@ -26,7 +26,7 @@ import jax
 from jaxtyping import PyTree
 
 from transformer_jax.console import stderr
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.json_types import JsonObject
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
@@ -256,7 +256,7 @@ class CheckpointManager:
         except Exception as error:
             if self._is_primary:
                 array_store.remove_partial(self.folder, f".{step}*")
-            reason = array_store.summarize_error(error)
+            reason = summarize_error(error)
             raise StorageError(
                 f"checkpoint {step} could not be written: {reason}; earlier checkpoints are intact"
             ) from error
