@@ -115,9 +115,11 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
         name: Row(_create(Config, words.of_config, row.config), row.paper)
         for name, row in command.load_rows().items()
     }
-    # The supervisor runs this command again in a child process, where `heartbeat.connect` is true.
-    if isinstance(command, TrainingCommand) and command.supervise and not heartbeat.connect():
-        sys.exit(command.under_supervisor(arguments))
+    if isinstance(command, TrainingCommand):
+        command.check_timeouts()
+        # The supervisor runs this command in a child process, where `heartbeat.connect` is true.
+        if command.supervise and not heartbeat.connect():
+            sys.exit(command.under_supervisor(arguments))
     for name, row in rows.items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)

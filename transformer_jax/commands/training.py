@@ -82,25 +82,24 @@ class TrainingCommand(ConfigCommand):
     def path(self) -> Path:
         """The run's folder, whether or not it exists yet."""
 
+    def check_timeouts(self) -> None:
+        """Raise a UsageError if a timeout is set without `--supervise` or is not positive."""
+        for name in ("step_timeout", "phase_timeout"):
+            option, seconds = f"--{name.replace('_', '-')}", getattr(self, name)
+            if not self.supervise and seconds != getattr(type(self), name):
+                raise UsageError(f"{option} needs --supervise")
+            # This condition also rejects NaN.
+            if not seconds > 0:
+                raise UsageError(f"{option} must be positive, got {seconds}")
+
     def under_supervisor(self, arguments: Sequence[str]) -> int:
         """Run this command with the given arguments under a supervisor; return its exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
-        for name, seconds in timeouts.items():
-            # This condition also rejects NaN.
-            if not seconds > 0:
-                raise UsageError(f"--{name.replace('_', '-')} must be positive, got {seconds}")
         return supervise(train_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator[ProcessGroup]:
-        """Connect to the other processes, if any, and check that they all have the same config.
-
-        Raises:
-            UsageError: the configs differ, or a timeout is set without `--supervise`.
-        """
-        for name in ("step_timeout", "phase_timeout"):
-            if not self.supervise and getattr(self, name) != getattr(type(self), name):
-                raise UsageError(f"--{name.replace('_', '-')} needs --supervise")
+        """Connect to the other processes, if any, and check that they all have the same config."""
         arguments = self.coordinator, self.num_processes, self.process_id
         with join_processes(self.path, *arguments) as group:
             group.check_same_config(config)
