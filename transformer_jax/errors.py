@@ -154,6 +154,18 @@ def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
+@contextlib.contextmanager
+def memory_errors(*parts: str | Setting) -> Iterator[None]:
+    """Convert a JAX error to an `OutOfMemoryError` with this message if it means out of memory."""
+    try:
+        yield
+    # JAX's errors are RuntimeErrors.
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(*parts) from error
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error in a multi-process run means that another process is gone."""
     # Orbax's errors become storage errors.

@@ -285,6 +285,20 @@ def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
     assert state_of(path)[0] == 5
 
 
+@pytest.mark.slow
+def test_an_evaluation_that_runs_out_of_memory_does_not_suggest_smaller_training_steps(
+    half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    path = Path(shutil.copytree(half_run, tmp_path / "run"))
+    monkeypatch.setattr(evaluation, "score_sentences", run_out_of_memory)
+    with pytest.raises(OutOfMemoryError, match="to evaluate the development set") as caught:
+        resume(path, train={"steps": 5})
+    assert "train." not in caught.value.for_shell()
+
+
 @pytest.mark.parametrize("model", [{"architecture": "rnn"}, {"remat": True}], ids=["rnn", "remat"])
 def test_an_out_of_memory_error_suggests_remat_only_if_it_can_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]

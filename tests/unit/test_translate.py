@@ -13,7 +13,8 @@ from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import Prepared, prepare
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import DataError, OutOfMemoryError, UsageError
+from transformer_jax.inference import translate
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import (
     ROWS,
@@ -300,3 +301,17 @@ def test_a_limit_beyond_the_room_of_the_search_is_an_error(run: Run) -> None:
     model = build_transformer(learned, **run.vocabulary.sizes)
     with pytest.raises(ValueError, match="can have 5 tokens, but there is room for only 4"):
         translate_batch(model, run.config.decode, 1, run.params, source, np.array([5]))
+
+
+def test_an_out_of_memory_error_suggests_a_smaller_beam_only_if_there_is_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_memory(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(translate, "translate_batch", run_out_of_memory)
+    for beam_size, advice in ((4, "such as --beam-size 1"), (1, "use a device with more memory")):
+        with pytest.raises(OutOfMemoryError) as caught:
+            run.translate(["forty-two"], beam_size=beam_size)
+        assert f"of 16 tokens with a beam of {beam_size}: " in caught.value.for_shell()
+        assert caught.value.for_shell().endswith(advice)

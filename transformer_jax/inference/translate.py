@@ -16,13 +16,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import (
-    DataError,
-    OutOfMemoryError,
-    Setting,
-    UsageError,
-    is_out_of_memory,
-)
+from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
@@ -247,17 +241,13 @@ class Translator:
         for row, tokens in enumerate(sources):
             source[row, : len(tokens)] = tokens
             limit[row] = self.limit(len(tokens))
-        try:
+        size = f"{ROWS} sentences of {width} tokens with a beam of {self.config.beam_size}"
+        advice: list[str | Setting] = ["use a device with more memory"]
+        if self.config.beam_size > 1:
+            advice = ["try a smaller beam, such as ", Setting("beam_size", 1)]
+        with memory_errors(f"the device has too little memory for {size}: ", *advice):
             best = translate_batch(self.model, self.config, num_best, params, source, limit)
             return jax.device_get(best)
-        except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(
-                f"the device has too little memory for {ROWS} sentences of {width} tokens with a "
-                f"beam of {self.config.beam_size}: try a smaller beam, such as ",
-                Setting("beam_size", 1),
-            ) from error
 
     def _decode(
         self, tokens: Int[np.ndarray, "J L"], scores: Float[np.ndarray, " J"]

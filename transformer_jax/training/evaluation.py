@@ -7,10 +7,10 @@ import dataclasses
 import math
 
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import DivergedError
+from transformer_jax.errors import DivergedError, memory_errors
 from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.scores import score
-from transformer_jax.inference.tasks import TASKS, check_task, main_score, score_task
+from transformer_jax.inference.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.transformer import Params
 from transformer_jax.training.components import RunComponents
@@ -29,8 +29,7 @@ class DevEvaluator:
         config = run.folder.config
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
         # Report a bad reference before training, not after the first search.
-        if self._task in TASKS:
-            check_task(self._task, *run.prepared.lines("dev"))
+        check_task(self._task, *run.prepared.lines("dev"))
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
@@ -42,10 +41,17 @@ class DevEvaluator:
 
         Raises:
             DivergedError: the perplexity is not finite.
+            OutOfMemoryError: the device does not have enough memory.
         """
-        params = self._run.sharding.to_local_device(state.params)
         group = self._run.group
-        return group.broadcast(self._score(params, step, translate) if group.is_primary else 0.0)
+        with memory_errors(
+            "the device does not have enough memory to evaluate the development set: resume on a "
+            "device with more memory; earlier checkpoints are intact"
+        ):
+            params = self._run.sharding.to_local_device(state.params)
+            return group.broadcast(
+                self._score(params, step, translate) if group.is_primary else 0.0
+            )
 
     def _score(self, params: Params, step: int, translate: bool) -> float:
         self._writer.set_status("evaluating")
