@@ -37,7 +37,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory, check_no_links
-from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER
+from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER, check_size, read_limited
 
 # safetensors rejects longer headers.
 MAX_HEADER = 100_000_000
@@ -189,7 +189,8 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     is_torch = not weights.exists() and torch_weights.exists()
     weights = torch_weights if is_torch else weights
     max_bytes = 4 * sum(map(math.prod, [*shapes.values(), *optional.values()])) + MAX_HEADER
-    _check_size(weights, max_bytes)
+    with storage_errors(f"{weights} cannot be read"):
+        check_size(weights, max_bytes)
     if is_torch:
         arrays = read_torch_arrays(weights, shapes, optional, max_bytes)
     else:
@@ -240,13 +241,5 @@ def _read_json(path: Path, max_bytes: int) -> JsonObject:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    _check_size(path, max_bytes)
     with storage_errors(f"{path} cannot be read"):
-        return path.read_bytes()
-
-
-def _check_size(path: Path, max_bytes: int) -> None:
-    with storage_errors(f"{path} cannot be read"):
-        size = path.stat().st_size
-    if size > max_bytes:
-        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+        return read_limited(path, max_bytes)

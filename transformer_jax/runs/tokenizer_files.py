@@ -47,10 +47,15 @@ def read_vocabulary(folder: Path, description: JsonObject) -> Vocabulary:
     return Vocabulary(tokenizers.get("source_vocabulary", target), target)
 
 
-def read_limited(path: Path, max_bytes: int) -> bytes:
-    """Return a file's contents; raise a StorageError if it is larger than `max_bytes`."""
+def check_size(path: Path, max_bytes: int) -> None:
+    """Raise a StorageError if a file is larger than `max_bytes`."""
     if path.stat().st_size > max_bytes:
         raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+
+
+def read_limited(path: Path, max_bytes: int) -> bytes:
+    """Return a file's contents; raise a StorageError if it is larger than `max_bytes`."""
+    check_size(path, max_bytes)
     return path.read_bytes()
 
 
