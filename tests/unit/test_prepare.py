@@ -25,7 +25,7 @@ from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Vocabulary
-from transformer_jax.errors import DataError, StorageError, UsageError
+from transformer_jax.errors import DataError, StorageError
 
 CONFIG = DataConfig(num_pairs=300, vocab_size=256)
 
@@ -77,16 +77,6 @@ def test_pairs_that_are_too_long_are_dropped_from_training_only() -> None:
             assert max(side.lengths.max() for side in prepared.tokens(split)) <= config.max_length
         assert prepared.report[split] == counts
         assert len(prepared.tokens(split)[0].lengths) == counts["kept"]
-
-
-def test_a_split_that_the_corpus_lacks_is_reported() -> None:
-    prepared = prepare(CONFIG, VOCABULARY)
-    without_test = prepared._replace(
-        report={key: value for key, value in prepared.report.items() if key != "test"}
-    )
-    for read in (without_test.tokens, without_test.lines):
-        with pytest.raises(UsageError, match="the corpus has no test split"):
-            read("test")
 
 
 def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

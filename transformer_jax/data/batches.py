@@ -56,9 +56,9 @@ class Ragged(NamedTuple):
         return padded
 
     @classmethod
-    def from_lists(cls, sequences: list[list[int]], dtype: type = np.int32) -> "Ragged":
+    def from_lists(cls, sequences: list[list[int]]) -> "Ragged":
         """Concatenate the sequences."""
-        flat = np.fromiter((token for sequence in sequences for token in sequence), dtype)
+        flat = np.fromiter((token for sequence in sequences for token in sequence), np.int32)
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))
 
 

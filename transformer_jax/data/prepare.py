@@ -22,7 +22,7 @@ from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_pro
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
-from transformer_jax.errors import DataError, UsageError, storage_errors
+from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.json_types import JsonObject
 
 
@@ -40,14 +40,12 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the sources and targets, memory-mapped; raise UsageError if they are missing."""
-        self._check_has(split)
+        """Return the sources and targets of a split in `report`, memory-mapped."""
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines of dev or test."""
-        self._check_has(split)
+        """Return the source and target lines of dev or test, if the split is in `report`."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
@@ -61,10 +59,6 @@ class Prepared(NamedTuple):
             seed=seed,
             max_shapes=data.max_batch_shapes,
         )
-
-    def _check_has(self, split: Split) -> None:
-        if split not in self.report:
-            raise UsageError(f"the corpus has no {split} split: it was prepared without one")
 
 
 @storage_errors("cannot write the corpus to the cache")

@@ -208,9 +208,8 @@ def _check_expressible(path: Path, settings: JsonObject) -> None:
     for name in ("ffn_dim", "attention_heads"):
         required[f"decoder_{name}"] = settings.get(f"encoder_{name}"), None
     # For models with pre-norm, transformers stores both normalize_before and add_final_layer_norm.
-    required["add_final_layer_norm"] = settings.get("normalize_before", False), None
-    if settings.get("add_final_layer_norm") is None:
-        del required["add_final_layer_norm"]
+    if settings.get("add_final_layer_norm") is not None:
+        required["add_final_layer_norm"] = settings.get("normalize_before", False), None
     if settings.get("share_encoder_decoder_embeddings", True):
         required["tie_word_embeddings"] = True, True
     for field, (expected, default) in required.items():
