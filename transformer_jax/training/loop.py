@@ -3,7 +3,6 @@
 import contextlib
 import signal
 
-import jax
 from rich.console import Console
 
 from transformer_jax.cache import enable_compilation_cache
@@ -13,13 +12,7 @@ from transformer_jax.console import shell_command
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
-from transformer_jax.errors import (
-    DivergedError,
-    OutOfMemoryError,
-    RunInterrupted,
-    Setting,
-    is_out_of_memory,
-)
+from transformer_jax.errors import DivergedError, RunInterrupted, Setting, memory_errors
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
@@ -60,22 +53,18 @@ def run_training(
     enable_compilation_cache()
     resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
     lock = exclusive_lock(folder.path) if group.is_primary else contextlib.nullcontext()
-    try:
-        with GracefulShutdown(resume_hint) as shutdown, lock:
-            if group.is_primary:
-                folder.store()
-            group.barrier()
-            run = build_run_components(folder, group)
-            console.print("\n".join(run.summary()))
-            return _train(run, console, shutdown)
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise _out_of_memory(folder.config, resume_hint) from error
+    advice = _memory_advice(folder.config, resume_hint)
+    with memory_errors(*advice), GracefulShutdown(resume_hint) as shutdown, lock:
+        if group.is_primary:
+            folder.store()
+        group.barrier()
+        run = build_run_components(folder, group)
+        console.print("\n".join(run.summary()))
+        return _train(run, console, shutdown)
 
 
-def _out_of_memory(config: Config, resume_hint: str) -> OutOfMemoryError:
-    """Return an error that suggests how to reduce the memory that a training step needs."""
+def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
+    """Return a message that suggests how to reduce the memory that a training step needs."""
     num_parts = 2 * config.train.gradient_accumulation_steps
     parts: list[str | Setting] = [
         f"the device does not have enough memory for a training step; {resume_hint} and ",
@@ -84,7 +73,7 @@ def _out_of_memory(config: Config, resume_hint: str) -> OutOfMemoryError:
     ]
     if uses(config.model, "remat") and not config.model.remat:
         parts += [", or with ", Setting("model.remat", True), " to store fewer activations"]
-    return OutOfMemoryError(*parts)
+    return parts
 
 
 def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
