@@ -199,13 +199,13 @@ plt.show()
 
 # %% [markdown]
 # An interval that contains 0 is inconclusive. Just within the training length, the perplexity of
-# sinusoids is 7% lower on the number words and 1% lower on the short numbers. On the Multi30k
-# captions, the difference is inconclusive and also about 1%, which is consistent with the paper's
-# "nearly identical results". Just beyond the training length, sinusoids are much better on the
-# short numbers and on the captions; the results on the number words are inconclusive. Notebook 2
-# shows one possible reason: the learned table's rows for those positions are untrained. The
-# intervals are not corrected for multiple comparisons, and the models were trained for 600 steps
-# (number words), 2,400 steps (short numbers), and 3,000 steps (captions).
+# sinusoids is 0.7% lower on the short numbers. On the number words and the Multi30k captions, the
+# differences (0.6% and 1.2%) are inconclusive, which is consistent with the paper's "nearly
+# identical results". Just beyond the training length, sinusoids are much better on the short
+# numbers and on the captions; the results on the number words are inconclusive. Notebook 2 shows
+# one possible reason: the learned table's rows for those positions are untrained. The intervals are
+# not corrected for multiple comparisons. The models were trained for 2,400 steps (numbers) and
+# 3,000 steps (captions).
 #
 # ## Compare your own runs
 #

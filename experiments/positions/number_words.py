@@ -5,7 +5,7 @@
 
 A run takes about five minutes on one CPU core, including scoring. A line has at most 15 tokens
 for each number, so every line with two numbers fits in L = 30 tokens, and every line with eight
-numbers fits in 4 L = 120 tokens.
+numbers fits in 4 L = 120 tokens. Only 24 training lines with three numbers fit in L tokens.
 """
 
 from configs.tiny import CONFIG as TINY
