@@ -211,8 +211,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
     all_scores = jnp.concatenate([beam.finished_scores, ending_scores], axis=1)
     finished_scores, best = jax.lax.top_k(all_scores, beam_size)
-    all_tokens = jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1)
-    finished_tokens = _select(all_tokens, best)
+    finished_tokens = _select(jnp.concatenate([beam.finished_tokens, ending_tokens], axis=1), best)
     # Once a sentence is done, its results no longer change.
     is_done = beam.is_done[:, None]
     finished_scores = jnp.where(is_done, beam.finished_scores, finished_scores)
