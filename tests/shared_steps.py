@@ -14,7 +14,7 @@ import pytest
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.model.transformer import EncoderDecoder
+from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.training import loop
 from transformer_jax.training.sharding import DataParallel, PmapDataParallel
 from transformer_jax.training.step import TrainState, TrainStep

@@ -8,7 +8,7 @@ from small import SMALL
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
-from transformer_jax.model.transformer import init_params
+from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.create_run import create_run

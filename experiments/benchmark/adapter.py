@@ -18,7 +18,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.inference.translate import ROWS, translate_batch
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import Params, init_params
+from transformer_jax.model.encoder_decoder import Params, init_params
 from transformer_jax.special_tokens import EOS
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.sharding import SHARDINGS

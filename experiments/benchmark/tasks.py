@@ -22,7 +22,7 @@ from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import init_params
+from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.training.flops import peak_flops, step_flops
 from transformer_jax.training.throughput import Meter

@@ -18,7 +18,7 @@ from small import metrics_of
 from training_runs import assert_same
 
 import transformer_jax
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12

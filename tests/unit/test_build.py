@@ -22,7 +22,7 @@ from transformer_jax.model.build import (
     POSITION_SCHEMES,
     build_transformer,
 )
-from transformer_jax.model.transformer import init_params
+from transformer_jax.model.encoder_decoder import init_params
 
 TABLES: dict[str, Mapping[str, object]] = {
     "architecture": ARCHITECTURES,

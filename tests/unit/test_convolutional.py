@@ -12,7 +12,7 @@ from test_recurrent import sigmoid
 
 from transformer_jax.architectures.build import attention_weights, build_model
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.transformer import shift_right
+from transformer_jax.model.encoder_decoder import shift_right
 from transformer_jax.special_tokens import PAD
 
 SIZE = SMALL.d_model

@@ -24,7 +24,7 @@ from transformer_jax.model.decoding import (
     from_cache_layout,
     project,
 )
-from transformer_jax.model.transformer import EncoderDecoder, shift_right, source_mask
+from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right, source_mask
 from transformer_jax.special_tokens import BOS, EOS
 
 HYPOTHESES, LENGTH, ROOM = 3, 6, 8

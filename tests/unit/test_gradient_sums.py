@@ -15,7 +15,7 @@ from small import SMALL
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.training.sharding import FSDP, DataParallel, sum_over_devices
 from transformer_jax.training.step import TrainState, TrainStep, init_state
 

@@ -15,6 +15,7 @@ from test_variants import cases
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.model.build import ATTENTION_SCORES, POSITION_SCHEMES, build_transformer
+from transformer_jax.model.encoder_decoder import init_params, shift_right, source_mask
 from transformer_jax.model.inspect import (
     abstract_params,
     attention_weights,
@@ -23,13 +24,7 @@ from transformer_jax.model.inspect import (
     parameter_counts,
     position_table,
 )
-from transformer_jax.model.transformer import (
-    Transformer,
-    causal_mask,
-    init_params,
-    shift_right,
-    source_mask,
-)
+from transformer_jax.model.transformer import Transformer, causal_mask
 from transformer_jax.training.step import init_state
 
 

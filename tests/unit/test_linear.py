@@ -14,7 +14,8 @@ from lowering import lower_for
 from oracles import SMALL, apply, drawn_params, initial_params, normal
 
 from transformer_jax.model.embeddings import Embedding
-from transformer_jax.model.linear import Dense, matmul, multiply_to_float32
+from transformer_jax.model.linear import Dense
+from transformer_jax.model.operations import matmul, multiply_to_float32
 from transformer_jax.model.target_platform import tracing_for
 
 # Each case gives the shapes of x and of the matrix, and the number of axes to contract.

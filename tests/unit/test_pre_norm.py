@@ -32,8 +32,8 @@ from test_layers import (
 )
 
 from transformer_jax.model.build import build_transformer
+from transformer_jax.model.encoder_decoder import shift_right
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.model.transformer import shift_right
 
 BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
 PRE = replace(SMALL, num_layers=1, layer_norm="pre")

@@ -12,7 +12,7 @@ from models import SOURCE, TARGET, VOCABULARY
 from oracles import SMALL, Floats, Params, apply, drawn_params, floats, softmax
 
 from transformer_jax.architectures.build import attention_weights, build_model
-from transformer_jax.model.transformer import EncoderDecoder, shift_right
+from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right
 from transformer_jax.special_tokens import PAD
 
 SIZE = SMALL.d_model

@@ -17,7 +17,7 @@ from transformer_jax.compilation.shapes import (
 )
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
-from transformer_jax.model.transformer import Params, init_params, make_rng
+from transformer_jax.model.encoder_decoder import Params, init_params, make_rng
 
 
 def test_assumed_batches_are_full_and_double_in_width_up_to_the_maximum() -> None:

@@ -12,15 +12,10 @@ from models import SOURCE, TARGET, make_model
 from oracles import SMALL, apply, drawn_params, floats, normal, transformer
 
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.encoder_decoder import init_params, shift_right, source_mask
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.losses import cross_entropy
-from transformer_jax.model.transformer import (
-    Transformer,
-    causal_mask,
-    init_params,
-    shift_right,
-    source_mask,
-)
+from transformer_jax.model.transformer import Transformer, causal_mask
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
 

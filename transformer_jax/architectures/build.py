@@ -16,7 +16,7 @@ from transformer_jax.architectures.recurrent import RecurrentModel
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.model import decoding, inspect
 from transformer_jax.model.build import build_transformer, check_dtype
-from transformer_jax.model.transformer import EncoderDecoder, Params
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 
 DecodingState = decoding.DecodingState | incremental.DecodingState
 """The arrays that decoding carries from step to step."""

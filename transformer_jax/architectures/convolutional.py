@@ -20,8 +20,8 @@ from transformer_jax.architectures.source_attention import Source, SourceAttenti
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.build import choose_components
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.encoder_decoder import Intermediates, source_mask
 from transformer_jax.model.linear import Dense
-from transformer_jax.model.transformer import Intermediates, source_mask
 
 HALF_VARIANCE = 0.5**0.5
 """The factor that preserves the variance when two terms with equal variance are added."""

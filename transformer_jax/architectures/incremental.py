@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from transformer_jax.model.transformer import (
+from transformer_jax.model.encoder_decoder import (
     EncoderDecoder,
     EncoderOutput,
     Intermediates,

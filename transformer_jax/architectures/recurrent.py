@@ -22,8 +22,8 @@ from transformer_jax.architectures.incremental import IncrementalModel, Prepared
 from transformer_jax.architectures.source_attention import Source, SourceAttention
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.encoder_decoder import Intermediates
 from transformer_jax.model.linear import Dense
-from transformer_jax.model.transformer import Intermediates
 from transformer_jax.special_tokens import PAD
 
 CellState = Array | tuple[Array, Array]

@@ -18,7 +18,7 @@ from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.visualization.attention_html import AttentionPage, render_page
 from transformer_jax.visualization.attention_maps import AttentionMap
 from transformer_jax.visualization.attention_views import Selection

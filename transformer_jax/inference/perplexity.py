@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from transformer_jax.data.batches import Batch, Batches, Ragged
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.losses import Loss, cross_entropy
-from transformer_jax.model.transformer import EncoderDecoder, Params
 
 # The number of tokens in a batch, including padding.
 SCORING_TOKENS = 4096

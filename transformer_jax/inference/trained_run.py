@@ -20,8 +20,8 @@ from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
-from transformer_jax.model.transformer import EncoderDecoder, Params
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,

@@ -22,7 +22,7 @@ from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.marian_settings import write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.model import inspect
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.runs.run_directory import new_folder
 from transformer_jax.special_tokens import PAD
 

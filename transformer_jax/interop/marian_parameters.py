@@ -17,7 +17,7 @@ from jaxtyping import Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.interop.parameters import Arrays, Shapes, flatten_params, unflatten_params
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 
 SHARED = "model.shared.weight"
 BIAS = "final_logits_bias"

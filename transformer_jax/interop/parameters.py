@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer_jax.errors import StorageError
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 
 Arrays = dict[str, np.ndarray]
 """Arrays, keyed by flat name."""

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.linear import Dense, multiply_to_float32, sum_dtype
+from transformer_jax.model.linear import Dense
+from transformer_jax.model.operations import multiply_to_float32, sum_dtype
 
 Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32 or higher precision."""
@@ -36,7 +37,7 @@ class Positions(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The projected inputs of all heads, grouped so that a variant can replace some of them."""
+    """The projected inputs of all heads, grouped so that a variant can replace single arrays."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]

@@ -12,7 +12,13 @@ from transformer_jax.model.attention import (
     dot_product,
     scaled_dot_product,
 )
-from transformer_jax.model.layers import Activation, AddAndNorm, Components
+from transformer_jax.model.layers import (
+    Activation,
+    AddAndNorm,
+    Components,
+    DecoderLayer,
+    EncoderLayer,
+)
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import positional_encodings, relative_positions
@@ -21,6 +27,7 @@ from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
 from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.pre_norm import NormAndAdd
+from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoderLayer
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
     # The module that adds positions to the embeddings, and the self-attention that the scheme
@@ -78,6 +85,8 @@ def choose_components(config: ModelConfig) -> Components:
         make_score=ATTENTION_SCORES[config.attention_score],
         activation=ACTIVATIONS[config.activation],
         residual=LAYER_NORM_PLACEMENTS[config.layer_norm],
+        encoder_layer=RematEncoderLayer if config.remat else EncoderLayer,
+        decoder_layer=RematDecoderLayer if config.remat else DecoderLayer,
     )
 
 

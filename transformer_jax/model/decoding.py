@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.model.attention import MultiHeadAttention, Positions
+from transformer_jax.model.encoder_decoder import Params, source_mask
 from transformer_jax.model.layers import DecoderLayer
-from transformer_jax.model.transformer import Params, Transformer, source_mask
+from transformer_jax.model.transformer import Transformer
 
 
 class KeyValueCache(NamedTuple):
@@ -115,6 +116,7 @@ def decode_layer(
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
     """Evaluate `DecoderLayer.__call__` at a single position, and cache the new keys and values.
 
+    Every change to one of these two functions must be made to the other, too.
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)

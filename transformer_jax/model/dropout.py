@@ -35,6 +35,7 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
 
 def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
     """Return a key that gives index i the random bits that `rng` gives index i + `count`."""
+    # `random_bits` adds the key's first word to the index.
     first, second = jax.random.key_data(rng)
     data = jnp.stack([first + count, second])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(rng))

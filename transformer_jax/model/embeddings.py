@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.linear import matmul, multiply_to_float32
+from transformer_jax.model.operations import matmul, multiply_to_float32
 
 
 class Embedding(nn.Module):

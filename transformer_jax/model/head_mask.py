@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from transformer_jax.errors import UsageError
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""

@@ -17,15 +17,15 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UsageError
 from transformer_jax.model.build import build_transformer
-from transformer_jax.model.head_mask import KINDS, MODULES
-from transformer_jax.model.transformer import (
+from transformer_jax.model.encoder_decoder import (
     EncoderDecoder,
     Intermediates,
     Params,
-    Transformer,
     init_params,
     make_rng,
 )
+from transformer_jax.model.head_mask import KINDS, MODULES
+from transformer_jax.model.transformer import Transformer
 
 
 def abstract_params(model: EncoderDecoder) -> Params:

@@ -78,12 +78,15 @@ class Components:
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
     causal_self_attention: type[MultiHeadAttention]
-    """The decoder's self-attention. This class differs from `self_attention` only for T5 positions,
-    because the mask already hides later keys."""
+    """The decoder's self-attention, in which the mask hides later keys. This class differs from
+    `self_attention` only for T5 positions, which would waste half of their buckets on later keys.
+    """
     cross_attention: type[MultiHeadAttention]
     make_score: MakeScore
     activation: Activation
     residual: type[AddAndNorm]
+    encoder_layer: "type[EncoderLayer]"
+    decoder_layer: "type[DecoderLayer]"
 
 
 class EncoderLayer(nn.Module):

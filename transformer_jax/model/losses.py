@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.model.linear import sum_dtype
-from transformer_jax.model.target_platform import target_platform
+from transformer_jax.model.operations import sum_dtype, take_target
 from transformer_jax.special_tokens import PAD
 
 
@@ -25,19 +24,6 @@ class Loss(NamedTuple):
     """The negative log-likelihood of the target itself. Perplexity is exp(nll / count)."""
     count: Float[Array, ""]
     """The number of tokens, excluding padding."""
-
-
-def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """Return the logit for each target token.
-
-    The gradient of a gather is a scatter. On a GPU, this scatter would need another array as large
-    as the logits, whereas XLA fuses a masked sum into the other operations on the logits. On a CPU,
-    a masked sum is slower.
-    """
-    if target_platform() == "gpu":
-        token = jax.lax.broadcasted_iota(target.dtype, logits.shape, 2)
-        return jnp.sum(logits, axis=-1, where=token == target[..., None])
-    return jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
 
 
 def cross_entropy(

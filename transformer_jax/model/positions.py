@@ -68,11 +68,14 @@ class AddLearnedPositions(AddPositions):
                 return sinusoid(jnp.arange(length), d_model)
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the table row for each position; raise ValueError if there are too many positions.
+        """Return the row of the table for each position, which is the position itself.
 
         On a device, an index past the end of an array does not raise an error. This check
         does not cover cached decoding, which passes one position at a time, so `Translator` limits
         the length of translations.
+
+        Raises:
+            ValueError: there are more positions than rows.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

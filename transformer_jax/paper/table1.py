@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from transformer_jax.architectures.layers import LAYERS
 from transformer_jax.data.encode import Progress, ignore_progress
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.paper.program import analyze
 
 # A layer's reach is measured from the middle of a sequence of this length. The length must exceed

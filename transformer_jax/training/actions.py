@@ -21,6 +21,7 @@ class DueActions(NamedTuple):
 
     report: bool
     evaluate: bool
+    """Whether to compute the perplexity on the development set. `save` is then true, too."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
@@ -76,6 +77,7 @@ class ActionSchedule:
             save=save,
             is_scheduled=is_scheduled,
             keep_pending_metrics=save and not is_report_scheduled,
+            # After the last step, a signal has nothing left to interrupt.
             interrupt=vote.signal != 0 and not is_last,
         )
 

@@ -10,8 +10,8 @@ from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
+from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import parameter_counts
-from transformer_jax.model.transformer import EncoderDecoder
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.training.actions import ActionSchedule
 from transformer_jax.training.flops import flops_of_lengths

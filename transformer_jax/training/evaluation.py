@@ -12,7 +12,7 @@ from transformer_jax.inference.perplexity import perplexity, score_sentences
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
-from transformer_jax.model.transformer import Params
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.metric_writer import MetricWriter
 from transformer_jax.training.step import TrainState

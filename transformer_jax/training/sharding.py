@@ -21,8 +21,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.model.dropout import drawing_for_shard
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.target_platform import tracing_for
-from transformer_jax.model.transformer import Params
 from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")

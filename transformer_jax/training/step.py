@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
 from transformer_jax.model.target_platform import target_platform
-from transformer_jax.model.transformer import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.training.optimizer import make_optimizer
 
 Tree = TypeVar("Tree")

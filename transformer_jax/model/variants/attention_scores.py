@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import dot_product
-from transformer_jax.model.linear import sum_dtype
+from transformer_jax.model.operations import sum_dtype
 
 
 class General(nn.Module):

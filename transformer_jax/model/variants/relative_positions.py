@@ -14,7 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
-from transformer_jax.model.linear import sum_dtype
+from transformer_jax.model.operations import sum_dtype
 
 # T5 puts this distance and all longer ones into the last bucket for their direction.
 T5_MAX_DISTANCE = 128

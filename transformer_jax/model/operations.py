@@ -1,0 +1,100 @@
+"""Matrix products and lookups whose fastest form depends on the platform or the data type.
+
+All forms compute the same function, up to rounding.
+Shapes: B batch, T positions, N vocab_size; `in` and `out` each stand for one or more axes.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.model.target_platform import target_platform
+
+Multiply = Callable[..., Float[Array, "..."]]
+"""A function that multiplies two arrays and accepts `preferred_element_type`."""
+
+
+def matmul(
+    x: Float[Array, "..."],
+    matrix: Float[Array, "..."],
+    *,
+    num_input_axes: int = 1,
+    preferred_element_type: jax.typing.DTypeLike | None = None,
+) -> Float[Array, "..."]:
+    """Multiply x of shape [B, T, in] or [B, in] by a matrix of shape [in, out]."""
+    if target_platform() == "cpu":
+        # The gradient with respect to `matrix` sums over batch and positions, and XLA's CPU backend
+        # copies transposed operands for sums over two axes, so flatten these axes.
+        input_size = math.prod(matrix.shape[:num_input_axes])
+        flat, flat_matrix = x.reshape(-1, input_size), matrix.reshape(input_size, -1)
+        y = jax.lax.dot(flat, flat_matrix, preferred_element_type=preferred_element_type)
+        return y.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
+    # Elsewhere, do not flatten: on a TPU, flattening itself causes copies.
+    inputs = tuple(range(num_input_axes))
+    contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
+    return jax.lax.dot_general(
+        x, matrix, (contracted, ((), ())), preferred_element_type=preferred_element_type
+    )
+
+
+def multiply_to_float32(
+    multiply: Multiply, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """Return the product of x and y in float32 or higher precision, even if x is in bfloat16.
+
+    See `sum_dtype`. In contrast, the result of a `Dense` layer has the layer's `dtype`.
+
+    The cotangent of the product is also in float32 or higher precision. On a GPU, the backward pass
+    rounds this cotangent to the dtype of x. Otherwise, it would multiply the float32 cotangent by a
+    bfloat16 operand in float32, at a fraction of the speed.
+    """
+    if target_platform() == "gpu":
+        return _round_cotangent(multiply, x, y)
+    return multiply(x, y, preferred_element_type=sum_dtype(x))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _round_cotangent(
+    multiply: Multiply, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    return multiply(x, y, preferred_element_type=sum_dtype(x))
+
+
+def _round_forward(
+    multiply: Multiply, x: Float[Array, "..."], y: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], tuple[Float[Array, "..."], Float[Array, "..."]]]:
+    return _round_cotangent(multiply, x, y), (x, y)
+
+
+def _round_backward(
+    multiply: Multiply,
+    inputs: tuple[Float[Array, "..."], Float[Array, "..."]],
+    cotangent: Float[Array, "..."],
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    # Without `preferred_element_type`, the product and its cotangent have the dtype of x.
+    return jax.vjp(multiply, *inputs)[1](cotangent.astype(inputs[0].dtype))
+
+
+_round_cotangent.defvjp(_round_forward, _round_backward)
+
+
+def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
+    """Return the dtype for sums over x: at least float32, because bfloat16 sums lose precision."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Return the logit for each target token.
+
+    The gradient of a gather is a scatter. On a GPU, this scatter would need another array as large
+    as the logits, whereas XLA fuses a masked sum into the other operations on the logits. On a CPU,
+    a masked sum is slower.
+    """
+    if target_platform() == "gpu":
+        token = jax.lax.broadcasted_iota(target.dtype, logits.shape, 2)
+        return jnp.sum(logits, axis=-1, where=token == target[..., None])
+    return jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
