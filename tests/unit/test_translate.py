@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +20,9 @@ from transformer_jax.inference.translate import (
     Hypothesis,
     Translator,
     translate_batch,
-    translate_batch_on_device,
 )
 from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
-from transformer_jax.model.transformer import init_params
+from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.special_tokens import EOS
 
 Translate = Callable[..., list[list[Hypothesis]]]
@@ -155,7 +153,7 @@ def test_truncation_keeps_the_beginning_and_the_end_token(run: Run) -> None:
 
 def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     unique = dataclasses.replace(run.config.decode, beam_size=1, max_extra_length=3)
-    cache_size = cast(Any, translate_batch_on_device)._cache_size
+    cache_size = cast(Any, translate_batch)._cache_size
     before = cache_size()
     for some in (["one", *lines[:10]], lines[10:]):
         Translator(run.model, run.vocabulary, unique).translate(run.params, some)
@@ -281,26 +279,12 @@ def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
     assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
 
 
-def test_a_token_outside_the_vocabulary_is_an_error(run: Run) -> None:
-    size = len(run.vocabulary.source)
-    limit = np.array([4])
-    for token in (size, -1):
-        source = np.array([[5, token, 2]])
-        with pytest.raises(
-            ValueError, match=f"has the token {token}, but the vocabulary has {size}"
-        ):
-            translate_batch(run.model, run.config.decode, 1, run.params, source, limit)
-
-
-def test_a_limit_beyond_the_room_of_the_search_is_an_error(run: Run) -> None:
-    source = np.array([[5, 6, 2]])
-    room = 3 + run.config.decode.max_extra_length
-    with pytest.raises(ValueError, match=f"can have {room + 1} tokens, but there is room for only"):
-        translate_batch(run.model, run.config.decode, 1, run.params, source, np.array([room + 1]))
-    learned = replace(run.config.model, positions="learned", max_positions=4)
-    model = build_transformer(learned, **run.vocabulary.sizes)
-    with pytest.raises(ValueError, match="can have 5 tokens, but there is room for only 4"):
-        translate_batch(model, run.config.decode, 1, run.params, source, np.array([5]))
+def test_a_vocabulary_of_another_size_than_the_model_is_an_error(run: Run) -> None:
+    size = len(run.vocabulary.target)
+    model = build_transformer(run.config.model, size - 1)
+    message = rf"has \({size}, {size}\) tokens, but the model has \({size - 1}, {size - 1}\)"
+    with pytest.raises(ValueError, match=message):
+        Translator(model, run.vocabulary, run.config.decode)
 
 
 def test_an_out_of_memory_error_suggests_a_smaller_beam_only_if_there_is_one(

@@ -8,7 +8,7 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.inference.translate import translate_batch_on_device
+from transformer_jax.inference.translate import translate_batch
 from transformer_jax.interop.verify import Verification, find_translations, sample_lines, verify
 
 
@@ -44,7 +44,7 @@ def test_lines_are_translated_in_batches_of_a_fixed_size(run: Run) -> None:
     lengths = [len(tokens) for tokens in run.vocabulary.source.encode(lines)]
     assert lengths[0] > 16 >= max(lengths[1:])
     few = find_translations(run, lines[:2])
-    count_programs = cast(Any, translate_batch_on_device)._cache_size
+    count_programs = cast(Any, translate_batch)._cache_size
     programs = count_programs()
     many = find_translations(run, lines)
     assert many[:2] == few

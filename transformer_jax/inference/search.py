@@ -1,4 +1,4 @@
-"""Greedy and beam search over any step function (section 6.1).
+"""Beam search over any step function (section 6.1).
 
 A step function reads the latest token of each hypothesis and returns the logits for the next token.
 The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
@@ -60,6 +60,8 @@ class Translations(NamedTuple):
 
 
 class _Search(NamedTuple):
+    """The arguments of `beam_search` that stay the same at every step."""
+
     step: Step
     limit: Int[Array, " B"]
     eos: int
@@ -70,6 +72,12 @@ class _Search(NamedTuple):
 
 
 class _Beam(NamedTuple):
+    """The hypotheses after `position` tokens: J live ones and J finished ones per sentence.
+
+    An empty slot has a log-probability or a score of `NEG_INF`. Finished hypotheses are sorted by
+    score, best first.
+    """
+
     position: Int[Array, ""]
     last_tokens: Int[Array, "B J"]
     live_tokens: Int[Array, "B J L"]
@@ -77,15 +85,6 @@ class _Beam(NamedTuple):
     live_log_probs: Float[Array, "B J"]
     finished_tokens: Int[Array, "B J L"]
     finished_scores: Float[Array, "B J"]
-    is_done: Bool[Array, " B"]
-    state: State
-
-
-class _Greedy(NamedTuple):
-    position: Int[Array, ""]
-    last_tokens: Int[Array, " B"]
-    tokens: Int[Array, "B L"]
-    log_probs: Float[Array, " B"]
     is_done: Bool[Array, " B"]
     state: State
 
@@ -106,7 +105,7 @@ def end_if_likely(
     candidates: Float[Array, "B C"],
     is_last: Bool[Array, "B 1"],
 ) -> Bool[Array, "B J"]:
-    """Let a hypothesis finish if that is one of the sentence's 2 J likeliest continuations.
+    """Let a hypothesis finish if finishing is one of its sentence's 2 J likeliest continuations.
 
     If a sentence would otherwise have no finished hypothesis at the limit, all of its live
     hypotheses can finish there.
@@ -125,8 +124,8 @@ def end_any(beam: _Beam, *_: object) -> Bool[Array, "B J"]:
     return beam.live_log_probs > NEG_INF / 2
 
 
-# The paper does not say which hypotheses can finish (section 6.1). Only the first rule is in the
-# authors' code.
+# The paper does not say which hypotheses can finish (section 6.1). `tensor2tensor` is the rule in
+# the authors' code.
 END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
 
 
@@ -199,8 +198,8 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
     # Select the likeliest continuations of each hypothesis, and then the likeliest of those for
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
-    # is far slower.
-    allowed = _forbid(logits, (search.eos, *search.suppress_tokens))
+    # is far slower. `eos` is not a continuation, because a hypothesis that ends does not continue.
+    allowed = forbid(logits, (search.eos, *search.suppress_tokens))
     top_logits, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
     # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
     candidates = jnp.maximum(offset[..., None] + top_logits, NEG_INF).reshape(sentences, -1)
@@ -238,57 +237,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     )
 
 
-def greedy_search(
-    step: Step,
-    state: State,
-    limit: Int[Array, " B"],
-    *,
-    max_length: int,
-    start: int,
-    eos: int,
-    suppress_tokens: tuple[int, ...] = (),
-) -> Translations:
-    """Take the likeliest token at each step, up to `eos`; the score is the log-probability.
-
-    As in `beam_search`, no translation contains any of the `suppress_tokens`. Unlike a beam search
-    with one slot, this search stops at the first `eos`.
-    """
-    sentences = len(limit)
-    # The only hypothesis is always in slot 0.
-    ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
-
-    def extend(greedy: _Greedy) -> _Greedy:
-        logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
-        logits = logits[:, 0].astype(jnp.float32)
-        is_last = greedy.position + 1 >= limit
-        # On a CPU, `argmax` over the vocabulary is slower than `top_k` with k = 1.
-        likeliest = jax.lax.top_k(_forbid(logits, suppress_tokens), 1)[1][:, 0]
-        last_tokens = jnp.where(is_last, eos, likeliest)
-        log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]
-        log_prob -= jax.nn.logsumexp(logits, axis=-1)
-        is_done = greedy.is_done
-        return _Greedy(
-            position=greedy.position + 1,
-            last_tokens=last_tokens,
-            tokens=greedy.tokens.at[:, greedy.position].set(jnp.where(is_done, 0, last_tokens)),
-            log_probs=jnp.where(is_done, greedy.log_probs, greedy.log_probs + log_prob),
-            is_done=is_done | (last_tokens == eos),
-            state=state,
-        )
-
-    greedy = _Greedy(
-        position=jnp.zeros((), jnp.int32),
-        last_tokens=jnp.full(sentences, start, jnp.int32),
-        tokens=jnp.zeros((sentences, max_length), jnp.int32),
-        log_probs=jnp.where(limit > 0, 0.0, NEG_INF),
-        is_done=limit <= 0,
-        state=state,
-    )
-    last = jax.lax.while_loop(lambda g: ~jnp.all(g.is_done), extend, greedy)
-    return Translations(last.tokens[:, None], last.log_probs[:, None])
-
-
-def _forbid(logits: Float[Array, "*B N"], tokens: tuple[int, ...]) -> Float[Array, "*B N"]:
+def forbid(logits: Float[Array, "*B N"], tokens: tuple[int, ...]) -> Float[Array, "*B N"]:
     """Lower the logits of some tokens to `NEG_INF`."""
     for token in tokens:
         logits = jnp.where(jnp.arange(logits.shape[-1]) == token, NEG_INF, logits)

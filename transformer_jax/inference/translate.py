@@ -17,8 +17,9 @@ from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
-from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
-from transformer_jax.model.transformer import EncoderDecoder, Params
+from transformer_jax.inference.greedy_search import greedy_search
+from transformer_jax.inference.search import NEG_INF, Translations, beam_search
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
 # The number of sentences in a batch, which is fixed so that each width requires only one compiled
@@ -43,39 +44,8 @@ def padded_length(length: int, longest: int | None) -> int:
     return padded if longest is None else min(padded, longest)
 
 
-def translate_batch(
-    model: EncoderDecoder,
-    config: DecodeConfig,
-    num_best: int,
-    params: Params,
-    source: Int[np.ndarray, "B S"],
-    limit: Int[np.ndarray, " B"],
-) -> Translations:
-    """Translate a batch. All checkpoints of a model use the same compiled program.
-
-    `limit` is the maximum length of each translation. It must not exceed S +
-    `config.max_extra_length`, or the number of positions that the decoder can read.
-
-    Raises:
-        ValueError: a token is not in the vocabulary, or a limit is too high. On a device, an index
-            past the end of an array would not raise an error.
-    """
-    size = model.source_vocab_size or model.vocab_size
-    if source.size and not 0 <= source.min() <= source.max() < size:
-        wrong = source[(source < 0) | (source >= size)][0]
-        raise ValueError(f"the source has the token {wrong}, but the vocabulary has {size} tokens")
-    room = source.shape[1] + config.max_extra_length
-    if (longest := model.config.max_lengths[1]) is not None:
-        room = min(room, longest)
-    if limit.size and limit.max() > room:
-        raise ValueError(
-            f"a translation can have {limit.max()} tokens, but there is room for only {room}"
-        )
-    return translate_batch_on_device(model, config, num_best, params, source, limit)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def translate_batch_on_device(
+def translate_batch(
     model: EncoderDecoder,
     config: DecodeConfig,
     num_best: int,
@@ -83,7 +53,12 @@ def translate_batch_on_device(
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
 ) -> Translations:
-    """Run `translate_batch` without checking its arguments."""
+    """Translate a batch. All checkpoints of a model use the same compiled program.
+
+    `limit` is the maximum length of each translation. It must not exceed S +
+    `config.max_extra_length`, or the number of positions that the decoder can read. The program
+    does not check this limit or the tokens; `Translator` computes arguments that are in range.
+    """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(model, params, source, num_hypotheses=beam_size, max_length=max_length)
     step = functools.partial(decode_step, model, params)
@@ -115,6 +90,16 @@ class Translator:
     """A translator for one model and decode config; it compiles the search once per width."""
 
     def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
+        """Prepare to translate.
+
+        Raises:
+            ValueError: the model and the vocabulary have different sizes.
+        """
+        # On a device, an index past the end of an array would not raise an error.
+        expected = model.source_vocab_size or model.vocab_size, model.vocab_size
+        sizes = len(vocabulary.source), len(vocabulary.target)
+        if sizes != expected:
+            raise ValueError(f"the vocabulary has {sizes} tokens, but the model has {expected}")
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self.longest_source, self.longest_target = model.config.max_lengths
 
@@ -141,7 +126,7 @@ class Translator:
                     f"{longest} ({field}): shorten the line, or pass ",
                     Setting("truncate", True),
                 )
-        # Truncation removes `eos`, so append it again.
+        # Truncation removes `eos`, so append it again. A blank line has no token except `eos`.
         fitting = [t if len(t) <= longest else [*t[: longest - 1], EOS] for t in encoded]
         return [tokens if len(tokens) > 1 else [] for tokens in fitting]
 
