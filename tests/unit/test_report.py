@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
+from small import NUMBER_WORDS, SMALL
 from test_tables import Page
 
 from transformer_jax.cli import main
+from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
-from transformer_jax.sweeps import report
-from transformer_jax.sweeps.footnotes import list_footnotes
+from transformer_jax.sweeps import footnotes
+from transformer_jax.sweeps.footnotes import describe_experiment, list_footnotes
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.report import COMPARISONS, SCORES, make_table, write_report
+from transformer_jax.sweeps.status import read_status
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,27 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
     assert "Trained at commit ba9876543210+." in notes
 
 
+def test_footnotes_list_the_budgets_of_other_rows(tmp_path: Path) -> None:
+    slow = SMALL.change(train={"steps": 16, "learning_rate_scale": 0.5})
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), "slow": Row(slow)}, 1)
+    _, budget, _ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    assert budget == (
+        "Budget: 8 steps (other rows: 16) of about 512 tokens each, with 4 steps of warmup and the "
+        "paper's learning rate (other rows: 0.5 times)."
+    )
+
+
+def test_footnotes_describe_generated_lines(tmp_path: Path) -> None:
+    lines = {"num_pairs": 1000, "max_numbers_per_line": 8, "max_digits": 6}
+    config = SMALL.change(data={**NUMBER_WORDS, **lines})
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(config)}, 1)
+    corpus, *_ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    assert corpus == (
+        "Corpus: number words, 1,000 pairs, up to 8 numbers per line, up to 6 digits per number, "
+        "with 64 tokens in the vocabulary."
+    )
+
+
 def test_a_report_in_the_repository_links_to_its_analysis(
     dev_sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +175,7 @@ def test_a_report_in_the_repository_links_to_its_analysis(
     documentation = dev_sweep.path.parents[1] / "docs" / "statistics.md"
     documentation.parent.mkdir()
     documentation.touch()
-    monkeypatch.setattr(report, "DOCUMENTATION", documentation)
+    monkeypatch.setattr(footnotes, "DOCUMENTATION", documentation)
     write_report(collect(dev_sweep))
     assert "[docs/statistics.md](../../../docs/statistics.md)" in notes.read_text()
     page = Page((notes.parent / "index.html").read_text())
@@ -175,6 +199,14 @@ def test_one_footnote_names_all_runs_that_are_missing_for_the_same_reason(dev_sw
             run.status_file.unlink()
     text = (write_report(collect(dev_sweep)) / "table.md").read_text()
     assert "- Missing: base/seed-1, worse/seed-1: queued\n" in text
+
+
+def test_runs_that_no_command_planned_are_not_called_queued(dev_sweep: Sweep) -> None:
+    more = plan_sweep(dev_sweep.path, dev_sweep.rows, 4, only=[])
+    more.store()
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    missing = [note for note in notes if note.startswith("Missing: ")]
+    assert missing == ["Missing: base/seed-3: queued", "Missing: worse/seed-3: not planned"]
 
 
 @pytest.mark.slow

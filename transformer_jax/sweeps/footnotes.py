@@ -1,30 +1,108 @@
 """A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
 
 import json
+import os
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from transformer_jax.config import DataConfig
 from transformer_jax.json_types import read_json_object
-from transformer_jax.sweeps.results import MARGINS, Results
+from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.results import MARGINS, Results, config_as_trained
 from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, format_p
+from transformer_jax.sweeps.status import RunStatus
+from transformer_jax.sweeps.tables import escape_markdown
 
-# The page that describes the analysis.
+# The page that describes the analysis. It exists only in a clone of the repository.
 STATISTICS = "docs/statistics.md"
+DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
+ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
 
 
 def list_footnotes(results: Results) -> list[str]:
     """Return sentences that explain the tables, qualify the results, and list what is missing."""
     return [
-        *_describe_experiment(results),
+        *describe_experiment(results.sweep, results.statuses),
         *_explain_columns(results),
         *_describe_agreement(results),
         *_list_caveats(results),
         *_list_missing(results),
-        *(f"Trained by: {origin}" for origin in results.sweep.origins),
-        *_list_commits(results),
-        f"Reported by: {results.command}",
+        *list_origins(results.sweep, results.statuses, results.command),
     ]
+
+
+def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str]:
+    """Return notes on the first row's corpus, budget, and search, and on other rows' budgets."""
+    configs = [config_as_trained([s for s in statuses if s.run.row == row]) for row in sweep.rows]
+    data, train = configs[0].data, configs[0].train
+    steps = _list_others([f"{config.train.steps:,}" for config in configs])
+    scale = train.learning_rate_scale
+    factor = "" if scale == 1 else f"{scale:g} times "
+    scales = _list_others([f"{config.train.learning_rate_scale:g} times" for config in configs])
+    # Runs that were trained separately may be scored with options that are not in their configs.
+    scores = next((x for status in statuses for x in status.scores.values()), {})
+    stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
+    decode = asdict(configs[0].decode) | (stored if isinstance(stored, dict) else {})
+    decode |= {} if averaged is None else {"average_checkpoints": averaged}
+    search = ", ".join(f"{name} {value}" for name, value in decode.items())
+    return [
+        f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
+        f"Budget: {train.steps:,} steps{steps} of about {data.batch_tokens:,} tokens each, with "
+        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate{scales}.",
+        f"Search: {search}.",
+    ]
+
+
+def _list_others(values: Sequence[str]) -> str:
+    """Return the values that differ from the first one, in parentheses, or "" if none differs."""
+    others = dict.fromkeys(value for value in values if value != values[0])
+    return f" (other rows: {', '.join(others)})" if others else ""
+
+
+def _describe_corpus(data: DataConfig) -> str:
+    match data.corpus:
+        case "number_words":
+            numbers, digits = data.max_numbers_per_line, data.max_digits
+            per_line = "" if numbers == 1 else f", up to {numbers} numbers per line"
+            per_number = "" if digits is None else f", up to {digits} digits per number"
+            return f"number words, {data.num_pairs:,} pairs{per_line}{per_number}"
+        case "text":
+            return " and ".join(data.train or ())
+        case "tfds":
+            return f"{data.dataset} ({' to '.join(data.languages)})"
+        case "trees":
+            return "a treebank"
+
+
+def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> list[str]:
+    """Return the commands and commits that trained the runs, and the command of the report."""
+    paths = [status.run.path for status in statuses]
+    versions = [read_json_object(path / "run.json").get("versions", {}) for path in paths]
+    commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
+    # Runs may have been planned at one commit and trained at another.
+    others = sorted(commits - {origin.commit for origin in sweep.origins})
+    return [
+        *(f"Trained by: {origin}" for origin in sweep.origins),
+        *([f"Trained at commit {', '.join(others)}."] if others else []),
+        f"Reported by: {command}",
+    ]
+
+
+def documentation_link(folder: Path) -> str | None:
+    """Return the path from a folder to `DOCUMENTATION`, or None if no checkout contains both."""
+    folder = folder.resolve()
+    if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
+        return None
+    return Path(os.path.relpath(DOCUMENTATION, folder)).as_posix()
+
+
+def to_markdown_list(notes: Collection[str], folder: Path) -> str:
+    """Return notes as a Markdown list for a file in `folder`, with a link to `DOCUMENTATION`."""
+    text = "\n".join(f"- {escape_markdown(note)}" for note in notes)
+    link = documentation_link(folder)
+    return text.replace(STATISTICS, f"[{STATISTICS}]({link})") if link else text
 
 
 def _list_missing(results: Results) -> list[str]:
@@ -36,48 +114,6 @@ def _list_missing(results: Results) -> list[str]:
     return [f"Missing: {', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
-def _list_commits(results: Results) -> list[str]:
-    """Return a note if runs were planned at one commit and trained at another."""
-    runs = [status.run for status in results.statuses]
-    versions = [read_json_object(run.path / "run.json").get("versions", {}) for run in runs]
-    commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
-    others = sorted(commits - {origin.commit for origin in results.sweep.origins})
-    return [f"Trained at commit {', '.join(others)}."] if others else []
-
-
-def _describe_experiment(results: Results) -> list[str]:
-    config = results.base.config
-    data, train = config.data, config.train
-    budgets = {row.config.train.steps for row in results.rows.values()} - {train.steps}
-    others = f" (other rows: {', '.join(f'{x:,}' for x in sorted(budgets))})" if budgets else ""
-    scale = train.learning_rate_scale
-    factor = "" if scale == 1 else f"{scale:g} times "
-    # Runs that were trained separately may be scored with options that are not in their configs.
-    scores = next((x for status in results.statuses for x in status.scores.values()), {})
-    stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
-    decode = asdict(config.decode) | (stored if isinstance(stored, dict) else {})
-    decode |= {} if averaged is None else {"average_checkpoints": averaged}
-    search = ", ".join(f"{name} {value}" for name, value in decode.items())
-    return [
-        f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
-        f"Budget: {train.steps:,} steps{others} of about {data.batch_tokens:,} tokens each, with "
-        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate.",
-        f"Search: {search}.",
-    ]
-
-
-def _describe_corpus(data: DataConfig) -> str:
-    match data.corpus:
-        case "number_words":
-            return f"number words, {data.num_pairs:,} pairs"
-        case "text":
-            return " and ".join(data.train or ())
-        case "tfds":
-            return f"{data.dataset} ({' to '.join(data.languages)})"
-        case "trees":
-            return "a treebank"
-
-
 def _explain_columns(results: Results) -> list[str]:
     base, confidence = results.base.name, f"{CONFIDENCE:.0%}"
     notes = [
@@ -86,12 +122,12 @@ def _explain_columns(results: Results) -> list[str]:
         "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
         f"Compare the differences from {base} with the paper's, not the scores themselves.",
         "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
-        "the paper's estimate, training time multiplied by the peak FLOP/s of the devices; the "
-        "paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+        "the paper's estimate, training time (longer if other programs run) multiplied by the peak "
+        "FLOP/s of the devices; the paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
         f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
         "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
         f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
-        "which limit the probability of any false difference in the table. "
+        "which limit the probability of any false difference in one score's column. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
     if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
@@ -117,7 +153,7 @@ def _explain_columns(results: Results) -> list[str]:
             f"bootstrap over sentences ({results.signature}). With 1,000 samples, its resolution "
             "is 0.001. It compares two trained models, not two methods."
         )
-    return [*notes, f"{STATISTICS} of transformer-jax describes this analysis."]
+    return [*notes, ANALYSIS]
 
 
 def _describe_agreement(results: Results) -> list[str]:

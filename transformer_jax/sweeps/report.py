@@ -22,7 +22,12 @@ from transformer_jax.errors import storage_errors
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.sweeps import tables
 from transformer_jax.sweeps.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
-from transformer_jax.sweeps.footnotes import STATISTICS, list_footnotes
+from transformer_jax.sweeps.footnotes import (
+    STATISTICS,
+    documentation_link,
+    list_footnotes,
+    to_markdown_list,
+)
 from transformer_jax.sweeps.results import PaperScore, Results, RowResult
 from transformer_jax.sweeps.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.sweeps.status import RunStatus
@@ -37,8 +42,6 @@ CSS = (
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
     "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
 )
-# The page that documents the analysis. This page exists only in a clone of the repository.
-DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 Column = Callable[[Results, RowResult], str]
 
 
@@ -177,26 +180,14 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
 
 
 def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
-    notes = "\n".join(f"- {tables.escape_markdown(note)}" for note in list_footnotes(results))
-    if link := _documentation_link(results):
-        name = tables.escape_markdown(STATISTICS)
-        notes = notes.replace(name, f"[{name}]({link})")
     parts = [
         tables.to_markdown(scores),
         tables.to_markdown(comparisons),
         f"![{RATIOS_CAPTION}](ratios.svg)",
         f"![{CURVES_CAPTION}](curves.svg)",
-        notes,
+        to_markdown_list(list_footnotes(results), results.sweep.path / "report"),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _documentation_link(results: Results) -> str | None:
-    """Return the path from the report to `DOCUMENTATION`, or None if no checkout contains both."""
-    folder = (results.sweep.path / "report").resolve()
-    if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
-        return None
-    return Path(os.path.relpath(DOCUMENTATION, folder)).as_posix()
 
 
 def _make_page(results: Results, scores: Table, comparisons: Table, figures: Sequence[str]) -> str:
@@ -215,7 +206,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
-    if path := _documentation_link(results):
+    if path := documentation_link(results.sweep.path / "report"):
         notes = notes.replace(STATISTICS, f'<a href="{html.escape(path)}">{STATISTICS}</a>')
     captions = (RATIOS_CAPTION, CURVES_CAPTION)
     drawings = "\n".join(

@@ -80,7 +80,7 @@ class RowResult:
     def missing(self) -> dict[str, str]:
         """The reasons why some runs have no scores, keyed by the run's name."""
         return {
-            s.run.name: "has no scores" if s.status == "done" else s.summary
+            s.run.name: _explain_missing(s)
             for s in self.statuses
             if s.status != "done" or "dev" not in s.scores
         }
@@ -173,7 +173,7 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
 def _collect_row(
     name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
 ) -> RowResult:
-    config = _config_as_trained(statuses)
+    config = config_as_trained(statuses)
     changes = base.config.differences(row.config)
     changes.pop(("train", "seed"), None)
     done = [status for status in statuses if status.status == "done"]
@@ -195,6 +195,15 @@ def _collect_row(
     )
 
 
+def _explain_missing(status: RunStatus) -> str:
+    """Return the reason why a run has no scores."""
+    if status.status == "done":
+        return "has no scores"
+    # A sweep that was extended can have more seeds for some rows than for others.
+    is_planned = status.status != "queued" or status.run.config_file.exists()
+    return status.summary if is_planned else "not planned"
+
+
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     """Return the best unigram model's perplexity on the development references."""
     for status in statuses:
@@ -207,7 +216,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     return None
 
 
-def _config_as_trained(statuses: Sequence[RunStatus]) -> Config:
+def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     """Return the config of the first run that has started, or else the planned config.
 
     These configs can differ, because a learned vocabulary may be smaller than requested.
