@@ -8,6 +8,7 @@ length.
 """
 
 import itertools
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import tyro
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.provenance import describe_sweep
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.architectures.build import count_parameters
 from transformer_jax.config import ModelConfig
@@ -30,6 +32,7 @@ from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import score
 from transformer_jax.runs.atomic_files import write_text
 from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.sweeps.footnotes import STATISTICS
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import format_mean
 from transformer_jax.sweeps.status import read_status
@@ -38,6 +41,9 @@ from transformer_jax.visualization.style import GRID, Picture, add_legend
 
 # In Multi30k, captions with more source tokens than this are rare, so they form one bucket.
 LONG = 30
+# The development BLEU score that the time in the tables refers to, unless the command sets it.
+BLEU = 25.0
+STATISTICS_NOTE = f"{STATISTICS} explains how to compare rows that have several random seeds."
 Bucket = tuple[int, int | None]
 """The smallest and largest source length in a bucket, in tokens. None means no upper limit."""
 
@@ -158,10 +164,11 @@ def _score_buckets(
     return {(b["first"], b["last"]): (b["sentences"], b["bleu"]) for b in buckets}
 
 
-def to_markdown(rows: Sequence[Row], bleu: float) -> str:
+def to_markdown(rows: Sequence[Row], bleu: float, provenance: str) -> str:
     """Return a table of scores and times, a table of BLEU by length, and notes.
 
     Two columns show the steps and minutes needed to reach a development BLEU of `bleu`.
+    `provenance` is a Markdown list of further notes, which describe the runs.
     """
     columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
@@ -173,17 +180,24 @@ def to_markdown(rows: Sequence[Row], bleu: float) -> str:
         scores = ([run.by_length[bucket][1] for run in row.runs] for bucket in buckets)
         by_length.append([row.model, *(format_mean(x, 1) for x in scores)])
     seeds = sorted({run.seed for row in rows for run in row.runs})
+    names = ", ".join(map(str, seeds))
+    has_deviations = any(len(row.runs) > 1 for row in rows)
     notes = [
-        f"Random seeds: {', '.join(map(str, seeds))}; ± is the standard deviation over them.",
+        f"Random seeds: {names}; ± is the standard deviation over them."
+        if has_deviations
+        else f"One random seed per row ({names}), so the table cannot rank models whose scores are "
+        "close.",
         f"Steps to {bleu:g} BLEU: the first scored checkpoint whose BLEU on the development set, "
         "with greedy search, reaches this value.",
         "ms per step: the lower quartile over all intervals between reports. Minutes are steps "
-        "multiplied by this duration, so they include neither evaluations nor compilation.",
+        "multiplied by this duration, so they include neither evaluations nor compilation. Other "
+        "programs on the machine make steps slower.",
         "The second table shows test BLEU by the number of source tokens, including EOS. Different "
         "columns contain different sentences, so compare rows rather than columns.",
     ]
     tables = ("\n".join(f"| {' | '.join(cells)} |" for cells in t) for t in (table, by_length))
-    return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
+    lines = [*(f"- {note}" for note in notes), *provenance.splitlines()]
+    return "\n\n".join([*tables, "\n".join(lines)]) + "\n"
 
 
 def _summary(row: Row, bleu: float) -> list[str]:
@@ -243,7 +257,7 @@ def draw_figure(rows: Sequence[Row]) -> Picture:
 
 
 def write_report(
-    sweep: tyro.conf.Positional[Path], out: Path | None = None, bleu: float = 25.0
+    sweep: tyro.conf.Positional[Path], out: Path | None = None, bleu: float = BLEU
 ) -> None:
     """Write tables and a figure that compare the architectures of a finished sweep.
 
@@ -252,16 +266,20 @@ def write_report(
         out: the folder for the files. Default: SWEEP/comparison.
         bleu: report the time to reach this BLEU score on the development set.
     """
-    rows = read_rows(Sweep.open(sweep))
+    runs = Sweep.open(sweep)
+    rows = read_rows(runs)
     folder = out or sweep / "comparison"
+    command = shlex.join(["python", "-m", "experiments.recurrence", str(sweep)])
+    command += "" if bleu == BLEU else f" --bleu {bleu:g}"
+    table = to_markdown(rows, bleu, describe_sweep(runs, command, folder, STATISTICS_NOTE))
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "table.md", to_markdown(rows, bleu))
+        write_text(folder / "table.md", table)
         write_text(folder / "curves.csv", to_csv(rows))
     picture = draw_figure(rows)
     for form in ("svg", "png"):
         picture.save(folder / f"comparison.{form}")
-    stdout.print(to_markdown(rows, bleu))
+    stdout.print(table)
     stdout.print(f"saved in {folder}")
 
 

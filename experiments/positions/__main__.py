@@ -6,6 +6,7 @@ The command needs a sweep with scored runs, or the table from an earlier call:
     python -m experiments.positions table.csv [--out FOLDER]
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import tyro
 
 from experiments.positions.report import draw_figure, to_csv, to_markdown
 from experiments.positions.study import read_scores, score_by_length
+from experiments.provenance import describe_sweep
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import storage_errors
 from transformer_jax.sweeps.plan import Sweep
@@ -30,10 +32,15 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     """
     is_table = sweep.suffix == ".csv"
     folder = out or (sweep.parent if is_table else sweep / "extrapolation")
-    study = read_scores(sweep) if is_table else score_by_length(Sweep.open(sweep))
     tables: dict[str, str] = {}
-    if not is_table:
-        tables |= {"table.md": to_markdown(study), "table.csv": to_csv(study)}
+    if is_table:
+        study = read_scores(sweep)
+    else:
+        runs = Sweep.open(sweep)
+        study = score_by_length(runs)
+        command = shlex.join(["python", "-m", "experiments.positions", str(sweep)])
+        text = to_markdown(study, describe_sweep(runs, command, folder))
+        tables |= {"table.md": text, "table.csv": to_csv(study)}
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for form in ("svg", "png"):
@@ -41,7 +48,7 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
         for name, content in tables.items():
             (folder / name).write_text(content, "utf-8")
     if not is_table:
-        stdout.print(to_markdown(study))
+        stdout.print(tables["table.md"])
     stdout.print(f"saved in {folder}")
 
 

@@ -119,10 +119,11 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
     By Dunnett's method, a mean outside this range differs significantly from the first scheme's
-    mean. In each bucket, the probability of one or more false claims is 5%. If runs are missing,
-    some schemes have wider intervals than others, and the range is as wide as the widest one. The
-    range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme
-    varies much more between seeds than the other schemes do.
+    mean, unless the scheme varies much more between seeds than the others do or lacks some seeds.
+    In each bucket, the probability of one or more false claims is 5%. If runs are missing, some
+    schemes have wider intervals than others, and the range is as wide as the widest one. The range
+    is None if there are fewer than two seeds, if scores do not vary, or if the first scheme varies
+    much more between seeds than the other schemes do.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
@@ -142,8 +143,8 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     return bands
 
 
-def _describe_wide(study: Study) -> list[str]:
-    """Return a note about any schemes and buckets to which the bands do not apply."""
+def _describe_exceptions(study: Study) -> list[str]:
+    """Return notes about any schemes and buckets to which the bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
     found = [
         f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})"
@@ -151,13 +152,21 @@ def _describe_wide(study: Study) -> list[str]:
         for number, bucket in enumerate(study.buckets)
         for scheme in analyze_bucket(study, number, name).wide
     ]
-    if not found:
-        return []
-    return [
-        "The gray bands do not apply to these rows, whose standard deviations are more than "
-        f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}. These rows are compared by "
-        "Welch's method with a Bonferroni correction."
-    ]
+    seeds = set(study.seeds[study.schemes[0]])
+    incomplete = [scheme for scheme in study.curves if set(study.seeds[scheme]) != seeds]
+    notes = []
+    if found:
+        notes.append(
+            "The gray bands do not apply to these rows, whose standard deviations are more than "
+            f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}. These rows are compared by "
+            "Welch's method with a Bonferroni correction."
+        )
+    if incomplete:
+        notes.append(
+            "The gray bands do not apply to these rows, which have other seeds than "
+            f"{study.schemes[0]}: {', '.join(incomplete)}."
+        )
+    return notes
 
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
@@ -185,8 +194,11 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
     axes.set_xlim(edges[0], edges[-1])
 
 
-def to_markdown(study: Study) -> str:
-    """Return a scheme-by-bucket table for each score, with footnotes."""
+def to_markdown(study: Study, provenance: str = "") -> str:
+    """Return a scheme-by-bucket table for each score, with footnotes.
+
+    `provenance` is a Markdown list of further footnotes, which describe the runs.
+    """
     sections: list[str] = []
     columns = [f"{bucket.name}, {len(bucket.indices)} sentences" for bucket in study.buckets]
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -197,7 +209,8 @@ def to_markdown(study: Study) -> str:
         ]
         table = [[LABELS[name], *columns], ["---"] * (len(columns) + 1), *rows]
         sections.append("\n".join(f"| {' | '.join(cells)} |" for cells in table))
-    sections.append("\n".join(f"- {footnote}" for footnote in footnotes(study)))
+    notes = [f"- {footnote}" for footnote in footnotes(study)]
+    sections.append("\n".join([*notes, *provenance.splitlines()]))
     return "\n\n".join(sections) + "\n"
 
 
@@ -217,6 +230,8 @@ def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
 def footnotes(study: Study) -> Sequence[str]:
     """Return notes that explain the tables and list missing scores."""
     seeds = sorted({seed for by_scheme in study.seeds.values() for seed in by_scheme})
+    exceptions = _describe_exceptions(study)
+    limits = ", except for rows that a note below names" if exceptions else ""
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
         "The length of a sentence pair is the length of its source or target, whichever is longer.",
@@ -225,8 +240,8 @@ def footnotes(study: Study) -> Sequence[str]:
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
         "rows of a bucket together, by Dunnett's method with seeds as blocks, and for perplexities "
         "by their logarithms). In the figure, every mean outside its bucket's gray band differs "
-        "significantly.",
-        *_describe_wide(study),
+        f"significantly{limits}.",
+        *exceptions,
     ]
     if study.metric == "bleu":
         notes.append(

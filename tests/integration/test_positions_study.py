@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from experiments.positions.study import (
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
+from transformer_jax.sweeps.plan import Origin, Sweep, SweepRun, plan_sweep
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8
@@ -184,6 +184,45 @@ def test_the_table_marks_significant_means(tmp_path: Path) -> None:
     assert table.count("\\*") == 2 + 1, "one cell for each score, and the footnote"
 
 
+def test_the_notes_name_the_rows_to_which_the_bands_do_not_apply() -> None:
+    values = {
+        "base": (5.0, 5.2, 5.4),
+        "near": (5.1, 5.2, 5.5),
+        "far": (9.0, 9.2, 9.4),
+        "wide": (1.0, 9.0, 20.0),
+    }
+    curves: dict[str, Any] = {
+        name: [{"perplexity": [2.0, 2.0, 2.0], "exact": list(x)}] for name, x in values.items()
+    }
+
+    def to_text(schemes: Sequence[str]) -> str:
+        seeds = {scheme: range(len(curves[scheme][0]["exact"])) for scheme in schemes}
+        bucket = Bucket(0, 8, np.arange(20))
+        chosen = {scheme: curves[scheme] for scheme in schemes}
+        study = Study(schemes, seeds, 8, [bucket], "exact", "", chosen, [])
+        [band] = significance_bands(study, "exact")
+        assert band is not None
+        for scheme in schemes[1:]:
+            mean = statistics.fmean(curves[scheme][0]["exact"])
+            assert (band[0] <= mean <= band[1]) == (scheme == "near")
+        return to_markdown(study)
+
+    text = to_text(["base", "near", "far"])
+    assert "every mean outside its bucket's gray band differs significantly.\n" in text
+    text = to_text(list(values))
+    # The mean of the wide row is outside the band, but it does not differ significantly.
+    assert "| wide | 10.0 ± 9.5 |" in text
+    assert "| far | 9.2 ± 0.2\\* |" in text
+    assert "gray band differs significantly, except for rows that a note below names.\n" in text
+    assert "times the typical one: wide in (0, 8] (lines exactly right)." in text
+    # A row with a single seed has no interval.
+    curves["single"] = [{"perplexity": [2.0], "exact": [30.0]}]
+    text = to_text(["base", "near", "single"])
+    assert "| single | 30.0 |" in text
+    assert "except for rows that a note below names.\n" in text
+    assert "these rows, which have other seeds than base: single.\n" in text
+
+
 @pytest.mark.parametrize("ends", [(4, 8), (16, 32), (4, 8, 16, 32)])
 def test_the_table_determines_the_training_length(tmp_path: Path, ends: Sequence[int]) -> None:
     lines = ["row,above,end,sentences,score,seed,value"]
@@ -281,6 +320,21 @@ def test_a_scheme_without_a_finished_run_has_no_scores(sweep: Sweep) -> None:
     text = (sweep.path / "extrapolation" / "table.md").read_text()
     assert re.search(r"\| none( \| -)+ \|", text)
     assert "Missing: none/seed-0: queued" in text
+
+
+def test_the_table_says_how_the_runs_were_trained(sweep: Sweep) -> None:
+    origin = Origin("transformer-jax sweep numbers.py", "0123456789ab")
+    replace(sweep, origins=[origin]).store()
+    assert main([str(sweep.path)]) == 0
+    text = (sweep.path / "extrapolation" / "table.md").read_text()
+    notes = text.split("\n\n")[-1].splitlines()
+    corpus, budget, search, analysis, trained, reported = notes[-6:]
+    assert corpus.startswith("- Corpus: number words, 20,000 pairs, with 64 tokens")
+    assert budget.startswith("- Budget: 8 steps of about 512 tokens each")
+    assert search.startswith("- Search: beam\\_size 4")
+    assert analysis == "- docs/statistics.md of transformer-jax describes this analysis."
+    assert trained == f"- Trained by: {origin}"
+    assert reported.startswith("- Reported by: python -m experiments.positions ")
 
 
 def test_unreadable_input_is_reported_in_one_line(

@@ -10,11 +10,11 @@ import sacrebleu
 from small import SMALL
 from untrained import write_untrained_run
 
-from experiments.recurrence import describe, draw_figure, main, read_rows
+from experiments.recurrence import describe, draw_figure, main, read_rows, to_markdown
 from transformer_jax.config import DecodeConfig, Row
 from transformer_jax.config.loading import load_row, load_rows
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
+from transformer_jax.sweeps.plan import Origin, Sweep, SweepRun, plan_sweep
 
 SMALL_RNN = load_row("recurrence:additive").config.change(
     model={"d_model": SMALL.model.d_model}, data=SMALL.to_dict()["data"]
@@ -73,6 +73,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """A finished sweep with two rows and two seeds."""
     rows = {"fast": Row(SMALL), "slow": Row(SMALL_RNN)}
     sweep = plan_sweep(tmp_path_factory.mktemp("sweeps") / "recurrence", rows, 2)
+    sweep = replace(sweep, origins=[Origin("transformer-jax sweep recurrence", "0123456789ab")])
     sweep.store()
     for run in sweep.runs:
         finish(run)
@@ -115,6 +116,10 @@ def test_evaluations_with_another_search_do_not_change_the_tables(tmp_path: Path
     greedy = run.path / "evaluations" / "test-step30-average1-beam1-alpha0.6"
     write_evaluation(greedy, replace(run.config.decode, beam_size=1), shift=1)
     assert read_rows(sweep) == before
+    # The table of a single seed contains no deviations.
+    table = to_markdown(before, 25, "")
+    assert "±" not in table
+    assert "- One random seed per row (0), so the table cannot rank models" in table
 
 
 def test_the_figure_has_a_curve_for_each_row_in_both_panels(sweep: Sweep) -> None:
@@ -134,6 +139,12 @@ def test_the_command_writes_the_tables_and_the_figure(
     fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
     curves = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert curves[1:4] == [f'"Transformer",0,{n},{100 / n:.6g},{n}' for n in (10, 20, 30)]
+    assert "- Random seeds: 0, 1; ± is the standard deviation over them.\n" in table
+    assert "- Corpus: " in table
+    assert "- Search: " in table
+    assert "- docs/statistics.md explains how to compare rows" in table
+    assert "- Trained by: transformer-jax sweep recurrence (commit 0123456789ab)\n" in table
+    assert table.rstrip().endswith(" --bleu 30")
     # After 20 half-second steps, BLEU is 20 for one seed and 40 for the other, so the mean is 30.
     assert fast[-3:] == ["500", "20", "0.2 |"]
     assert slow[-3:] == ["2000", "-", "- |"]

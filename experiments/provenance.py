@@ -1,0 +1,28 @@
+"""Describe how the runs of a study were trained, with the notes of a sweep's report."""
+
+from pathlib import Path
+
+from transformer_jax.sweeps.footnotes import (
+    ANALYSIS,
+    describe_experiment,
+    list_origins,
+    to_markdown_list,
+)
+from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.status import read_status
+
+
+def describe_sweep(sweep: Sweep, command: str, folder: Path, analysis: str = ANALYSIS) -> str:
+    """Return a Markdown list: the corpus, the budget, the search, and the commands and commits.
+
+    Args:
+        sweep: the study's sweep.
+        command: the command that writes the study's report.
+        folder: the report's folder.
+        analysis: the note that refers to docs/statistics.md.
+    """
+    statuses = [read_status(run) for run in sweep.runs]
+    experiment = describe_experiment(sweep, statuses)
+    return to_markdown_list(
+        [*experiment, analysis, *list_origins(sweep, statuses, command)], folder
+    )
