@@ -4,8 +4,8 @@
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. Search is greedy. After so little training, models assign a high probability to the end
-token, so beam search returns translations that are only a third as long as they should be.
+optimizer. Search is greedy, because beam search returns translations that are too short after so
+little training ("When hypotheses may end" in experiments/LOG.md).
 """
 
 from configs.multi30k import CONFIG as MULTI30K
