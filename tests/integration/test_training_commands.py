@@ -12,12 +12,13 @@ from shutil import copytree, rmtree
 
 import jax
 import pytest
-from small import SMALL
+from small import FILES, SMALL
 from training_runs import QUIET, assert_same, state_of
 from treebank import write_treebank
 
 from transformer_jax.cli import main
 from transformer_jax.data.splits import SPLITS
+from transformer_jax.errors import DataError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_directory import RunDirectory
 from transformer_jax.runs.versions import installed_versions, source_commit
@@ -103,7 +104,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     assert "devices 8 x P100 -> " in message
 
 
-def test_reproduce_needs_a_trained_run_and_a_free_folder(
+def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(
     half_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,6 +131,16 @@ def test_reproduce_needs_a_trained_run_and_a_free_folder(
     for path in (".", "checkpoints/.."):
         assert main(["reproduce", path]) == 2
         assert f"{tmp_path / 'done-reproduced'} already exists" in capsys.readouterr().err
+    # If the cache lacks the text, the files must still contain it.
+    source, target = FILES["train"]
+    Path("train.en").write_text(Path(source).read_text("utf-8").replace("one", "two"), "utf-8")
+    description = json.loads(Path("run.json").read_text("utf-8"))
+    description["config"]["data"]["train"] = [str(tmp_path / "done" / "train.en"), target]
+    Path("run.json").write_text(json.dumps(description), "utf-8")
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
+    assert main(["reproduce", ".", "--out", "../other"]) == DataError.exit_code
+    assert "is not the text that the run began with" in capsys.readouterr().err
+    assert not Path("../other").exists()
 
 
 def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
