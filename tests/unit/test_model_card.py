@@ -30,7 +30,12 @@ def write_scores(run: Path, name: str, **changes: Any) -> None:
     (folder / "scores.json").write_text(json.dumps(SCORES | changes), "utf-8")
 
 
-def card_of(run: Path, config: Config = SMALL, languages: tuple[str, str] | None = None) -> str:
+def card_of(
+    run: Path,
+    config: Config = SMALL,
+    languages: tuple[str, str] | None = None,
+    data_note: str = "",
+) -> str:
     return write_card(
         "name",
         config,
@@ -41,6 +46,7 @@ def card_of(run: Path, config: Config = SMALL, languages: tuple[str, str] | None
         dtype="float32",
         license_id="cc-by-4.0",
         languages=languages,
+        data_note=data_note,
     )
 
 
@@ -63,6 +69,15 @@ def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None
         "datasets": ["wmt14"],
         "metrics": ["bleu", "chrf", "perplexity"],
     }
+
+
+def test_a_note_on_the_data_is_a_paragraph_of_the_section_on_data(tmp_path: Path) -> None:
+    card = card_of(tmp_path, data_note="\nFrom [a page](https://example.org).\n")
+    section = card.split("## Data\n\n")[1].split("\n\n## Training")[0].split("\n\n")
+    assert section[0].startswith("Text files: ")
+    assert section[1] == "From [a page](https://example.org)."
+    assert section[2].startswith("- The vocabulary has 64 tokens.\n")
+    assert card_of(tmp_path) == card.replace(f"{section[1]}\n\n", "")
 
 
 def test_the_card_has_the_scores_of_these_checkpoints_with_their_signatures(tmp_path: Path) -> None:

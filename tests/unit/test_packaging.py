@@ -139,7 +139,8 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
 ) -> None:
     out = tmp_path / "package"
     arguments = ["package", str(run.folder.path), "--out", str(out), "--average-checkpoints", "1"]
-    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    note = "The captions state no license."
+    assert main([*arguments, "--dtype", "bfloat16", "--data-note", note]) == 0
     output = capsys.readouterr()
     assert f"packaged in {out}: 0.4 MB, bfloat16, steps 8\n" in output.out
     assert f"next: transformer-jax translate {out} < FILE\n" in output.out
@@ -148,6 +149,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
     card = (out / "README.md").read_text("utf-8")
     assert "The model had not been evaluated when it was packaged." in card
     assert 'license: "unknown"' in card
+    assert f"\n\n{note}\n\n- The vocabulary has" in card
     assert "metrics" not in card
     # The command must not overwrite the folder, and the message must suggest a new name.
     before = sorted(tmp_path.rglob("*"))

@@ -144,6 +144,9 @@ class Package(CheckpointCommand):
     languages: Annotated[tuple[str, str] | None, arg(metavar="SOURCE TARGET")] = None
     """The source and target languages that the model card states, such as
     `en de`. Default: the languages in the config or in the file names."""
+    data_note: str | None = None
+    """Text about the data for the model card, in Markdown, such as the source
+    and the license of the training text."""
 
     def run(self) -> None:
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
@@ -154,7 +157,12 @@ class Package(CheckpointCommand):
         from transformer_jax.inference.packaging import package_run
 
         folder = package_run(
-            run, out, dtype=self.dtype, license_id=self.license, languages=self.languages
+            run,
+            out,
+            dtype=self.dtype,
+            license_id=self.license,
+            languages=self.languages,
+            data_note=self.data_note or "",
         )
         if self.license == "unknown":
             stderr.print("note: the model card has no license; choose one with --license")

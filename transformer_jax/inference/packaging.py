@@ -39,13 +39,14 @@ def package_run(
     dtype: Dtype = "float32",
     license_id: str = "unknown",
     languages: tuple[str, str] | None = None,
+    data_note: str = "",
     versions: Mapping[str, str] | None = None,
     scores: Sequence[StoredScores] | None = None,
 ) -> RunDirectory:
     """Write a loaded run's parameters and description to a new folder, along with a model card.
 
-    If `languages` is None, `find_languages` chooses them. `versions` and `scores` default to the
-    values that are stored in the run.
+    If `languages` is None, `find_languages` chooses them. `data_note` is Markdown about the data.
+    `versions` and `scores` default to the values that are stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -76,6 +77,7 @@ def package_run(
             dtype=dtype,
             license_id=license_id,
             languages=languages,
+            data_note=data_note,
         )
         (folder.path / "README.md").write_text(card, "utf-8")
         checksums.write(folder.path)
