@@ -30,6 +30,11 @@ def test_jax_still_has_a_client_of_the_coordination_service() -> None:
         assert hasattr(client, method), f"the client has no {method}: change {MODULE}"
 
 
+def test_jax_still_has_the_logger_that_warns_about_proxies() -> None:
+    logger = private_name("jax._src.distributed", "logger")
+    assert getattr(logger, "name", None) == "jax._src.distributed", f"change {MODULE}"
+
+
 def test_jax_still_detects_clusters_with_the_same_parameters() -> None:
     cluster_env = private_name("jax._src.clusters", "ClusterEnv")
     detect = getattr(cluster_env, "auto_detect_unset_distributed_params", None)

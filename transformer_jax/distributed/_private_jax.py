@@ -8,6 +8,7 @@ the devices, in C++. While a process waits in one of them, it cannot handle sign
 heartbeats, and it is aborted if the wait exceeds the collective's timeout.
 """
 
+import logging
 from typing import Protocol, cast, runtime_checkable
 
 
@@ -28,6 +29,11 @@ def key_value_store() -> KeyValueStore:
     from jax._src.distributed import global_state
 
     return cast(KeyValueStore, global_state.client)
+
+
+def suppress_startup_warning() -> None:
+    """Suppress the warning about proxies that `jax.distributed.initialize` logs every time."""
+    logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:

@@ -11,7 +11,6 @@ This module imports JAX only if a run has several processes.
 import contextlib
 import itertools
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from transformer_jax.config import Config
 from transformer_jax.distributed import heartbeat, rendezvous
-from transformer_jax.distributed._private_jax import key_value_store
+from transformer_jax.distributed._private_jax import key_value_store, suppress_startup_warning
 from transformer_jax.distributed.failure_propagation import FailurePropagation
 from transformer_jax.errors import UsageError
 
@@ -188,8 +187,7 @@ def join_processes(
 
         # `GracefulShutdown` handles the signals.
         jax.config.update("jax_enable_preemption_service", False)
-        # Suppress the proxy warning that JAX logs at every startup.
-        logging.getLogger("jax._src.distributed").setLevel(logging.ERROR)
+        suppress_startup_warning()
         jax.distributed.initialize(
             *spec[:3],
             local_device_ids=spec.local_devices,
