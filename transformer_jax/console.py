@@ -22,6 +22,7 @@ from rich.text import Text
 from transformer_jax.errors import (
     OutOfMemoryError,
     RunInterrupted,
+    Setting,
     StorageError,
     TransformerJaxError,
 )
@@ -39,6 +40,23 @@ def escape_control_characters(text: str) -> str:
 def shell_command(*words: object) -> str:
     """Return a `transformer-jax` command, quoted for the shell."""
     return shlex.join(["transformer-jax", *map(str, words)])
+
+
+def _format_option(setting: Setting) -> str:
+    """Return the setting as a command-line option, such as `--average-checkpoints 1`."""
+    name = setting.name.replace("_", "-")
+    if setting.value is True:
+        return f"--{name}"
+    if setting.value is False:
+        section, dot, field = name.rpartition(".")
+        return f"--{section}{dot}no-{field}"
+    values = setting.value if isinstance(setting.value, list) else [setting.value]
+    return f"--{name} {shlex.join(map(str, values))}"
+
+
+def format_for_shell(error: TransformerJaxError) -> str:
+    """Return the error's message, with each setting formatted as a command-line option."""
+    return "".join(_format_option(p) if isinstance(p, Setting) else p for p in error.parts)
 
 
 class PlainConsole(Console):
@@ -94,7 +112,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case _ if _is_from_ctrl_c(error):
             return "", 128 + signal.SIGINT
         case TransformerJaxError():
-            return f"transformer-jax: {error.for_shell()}", error.exit_code
+            return f"transformer-jax: {format_for_shell(error)}", error.exit_code
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():

@@ -24,34 +24,19 @@ class Setting:
     def __str__(self) -> str:
         return f"{self.name}={self.value!r}"
 
-    def as_option(self) -> str:
-        """Return the setting as a command-line option: `--average-checkpoints 1`."""
-        option = f"--{self.name.replace('_', '-')}"
-        if self.value is True:
-            return option
-        if self.value is False:
-            section, dot, field = option.removeprefix("--").rpartition(".")
-            return f"--{section}{dot}no-{field}"
-        values = self.value if isinstance(self.value, list) else [self.value]
-        return f"{option} {shlex.join(map(str, values))}"
-
 
 class TransformerJaxError(Exception):
     """Base class for errors that end a command with a one-line message and an exit code.
 
-    `str` formats the settings in the message as Python arguments, and `for_shell` formats them as
-    command-line options.
+    `str` formats the settings in the message as Python arguments, and `console.format_for_shell`
+    formats them as command-line options.
     """
 
     exit_code = 1
 
     def __init__(self, *parts: str | Setting) -> None:
         super().__init__("".join(map(str, parts)))
-        self._parts = parts
-
-    def for_shell(self) -> str:
-        """Return the message, with each setting formatted as a command-line option."""
-        return "".join(p.as_option() if isinstance(p, Setting) else p for p in self._parts)
+        self.parts = parts
 
 
 class UsageError(TransformerJaxError):

@@ -21,6 +21,7 @@ from training_runs import QUIET, assert_same, resume, scores_of, signal_at_step,
 
 from transformer_jax.cli import main
 from transformer_jax.config import ModelConfig
+from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
 from transformer_jax.runs.run_directory import RunDirectory
@@ -275,7 +276,7 @@ def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
         with pytest.raises(OutOfMemoryError) as caught:
             resume(path, train={"steps": 5})
     assert "train.gradient_accumulation_steps=2" in str(caught.value)
-    message = caught.value.for_shell()
+    message = format_for_shell(caught.value)
     assert "\n" not in message
     command = shlex.split(message.split("`transformer-jax ")[1].split("`")[0])
     options = ["--train.gradient-accumulation-steps", "2", "--model.remat"]
@@ -296,7 +297,7 @@ def test_an_evaluation_that_runs_out_of_memory_does_not_suggest_smaller_training
     monkeypatch.setattr(evaluation, "score_sentences", run_out_of_memory)
     with pytest.raises(OutOfMemoryError, match="to evaluate the development set") as caught:
         resume(path, train={"steps": 5})
-    assert "train." not in caught.value.for_shell()
+    assert "train." not in format_for_shell(caught.value)
 
 
 @pytest.mark.parametrize("model", [{"architecture": "rnn"}, {"remat": True}], ids=["rnn", "remat"])

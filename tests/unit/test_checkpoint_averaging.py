@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from checkpoint_helpers import IDENTITY, params_of, steps_on_disk, target_like, write_steps
 
+from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,
@@ -25,7 +26,7 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
         with pytest.raises(UsageError, match=r"cannot average 4 checkpoints: .* has 3") as caught:
             select_steps(checkpoints, 4)
     assert "pass average_checkpoints=1" in str(caught.value)
-    assert "pass --average-checkpoints 1" in caught.value.for_shell()
+    assert "pass --average-checkpoints 1" in format_for_shell(caught.value)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from transformer_jax import console, errors
 from transformer_jax.console import (
     PlainConsole,
     escape_control_characters,
+    format_for_shell,
     message_and_exit_code,
     progress_bar,
     run_and_report,
@@ -119,11 +120,11 @@ def test_advice_is_worded_for_python_or_for_the_shell() -> None:
     line = "transformer-jax: too few: use --average-checkpoints 1, please"
     assert message_and_exit_code(error) == (line, 2)
     flag = TransformerJaxError("allow ", Setting("truncate", True))
-    assert flag.for_shell() == "allow --truncate"
+    assert format_for_shell(flag) == "allow --truncate"
     off = TransformerJaxError("use ", Setting("model.output_bias", False))
-    assert off.for_shell() == "use --model.no-output-bias"
+    assert format_for_shell(off) == "use --model.no-output-bias"
     quoted = TransformerJaxError("", Setting("out", "my run"))
-    assert quoted.for_shell() == "--out 'my run'"
+    assert format_for_shell(quoted) == "--out 'my run'"
 
 
 def test_a_closed_pipe_ends_a_command_quietly(

@@ -13,6 +13,7 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
+from transformer_jax.console import format_for_shell
 from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.inference.attention import Attention
 from transformer_jax.inference.trained_run import Run, load
@@ -97,7 +98,7 @@ def test_blank_and_long_sentences_are_errors(run: Run) -> None:
             run.attention(SOURCE, blank)
     with pytest.raises(DataError, match=r"at most 64 .* pass truncate=True$") as caught:
         run.attention(LONG)
-    assert caught.value.for_shell().endswith("pass --truncate")
+    assert format_for_shell(caught.value).endswith("pass --truncate")
     assert len(run.attention(LONG, TARGET, truncate=True).source_tokens) == 64
 
 

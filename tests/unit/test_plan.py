@@ -9,6 +9,7 @@ import pytest
 from small import SMALL
 
 from transformer_jax.config import Paper, Row
+from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
 
@@ -65,7 +66,7 @@ def test_rows_can_be_added_to_a_stored_plan_but_not_changed(tmp_path: Path) -> N
     with pytest.raises(UsageError) as error:
         plan_sweep(path, changed, 1).store()
     assert "row base with a different config (model.d_ff 32 -> 48)" in str(error.value)
-    assert "--out FOLDER" in error.value.for_shell()
+    assert "--out FOLDER" in format_for_shell(error.value)
     assert Sweep.open(path) == grown
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from transformer_jax.console import format_for_shell
 from transformer_jax.distributed.processes import join_processes
 from transformer_jax.distributed.rendezvous import ProcessSpec, rendezvous, resolve_cluster
 from transformer_jax.errors import ConnectionFailedError, UsageError
@@ -99,7 +100,7 @@ def test_a_port_in_use_is_reported() -> None:
 def test_incomplete_or_invalid_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_cluster(*options)
-    assert caught.value.for_shell() == message
+    assert format_for_shell(caught.value) == message
 
 
 SLURM = {
@@ -152,7 +153,7 @@ def test_a_cluster_without_an_address_is_an_error_unless_the_process_is_to_train
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with pytest.raises(UsageError) as caught:
         resolve_cluster(None, None, None)
-    assert "--coordinator HOST:PORT" in caught.value.for_shell()
-    assert "or --num-processes 1 to" in caught.value.for_shell()
+    assert "--coordinator HOST:PORT" in format_for_shell(caught.value)
+    assert "or --num-processes 1 to" in format_for_shell(caught.value)
     with join_processes(Path("run"), None, 1, None) as group:
         assert group.count == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from transformer_jax.config import Config
+from transformer_jax.console import format_for_shell
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.runs import FORMAT
@@ -101,7 +102,7 @@ def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
         RunDirectory.create(path, Config(), Vocabulary.shared(OTHER), "other")
-    resume, out = (shlex.split(part) for part in caught.value.for_shell().split("`")[1::2])
+    resume, out = (shlex.split(part) for part in format_for_shell(caught.value).split("`")[1::2])
     assert resume == ["transformer-jax", "resume", str(path)]
     assert out == ["--out", str(tmp_path / f"{name}-3")]
     assert "--out" not in str(caught.value)
@@ -118,7 +119,7 @@ def test_a_path_that_is_not_a_run_is_never_overwritten(kind: str, tmp_path: Path
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
         create(path)
-    assert f"--out {tmp_path / 'mine-2'}" in caught.value.for_shell()
+    assert f"--out {tmp_path / 'mine-2'}" in format_for_shell(caught.value)
     assert "resume" not in str(caught.value)
     assert files(tmp_path) == before
 
@@ -132,7 +133,7 @@ def test_the_suggested_path_is_next_to_the_existing_one(
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UsageError, match="already exists") as caught:
         check_available(Path(place))
-    suggested = Path(caught.value.for_shell().split("--out ")[1].rstrip("`"))
+    suggested = Path(format_for_shell(caught.value).split("--out ")[1].rstrip("`"))
     check_available(suggested)
     assert suggested.resolve().parent == Path(place).resolve().parent
 

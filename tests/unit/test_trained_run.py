@@ -10,6 +10,7 @@ from oracles import floats
 from untrained import write_untrained_run
 
 import transformer_jax
+from transformer_jax.console import format_for_shell
 from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
 from transformer_jax.inference import trained_run
 from transformer_jax.inference.trained_run import Run, load, read_params
@@ -78,7 +79,7 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
     for average in (0, -1):
         with pytest.raises(UsageError, match=f"cannot average {average} checkpoints") as caught:
             load(run.folder.path, average_checkpoints=average)
-        assert caught.value.for_shell().endswith("pass --average-checkpoints 1")
+        assert format_for_shell(caught.value).endswith("pass --average-checkpoints 1")
 
 
 def write_config(path: Path, **sections: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ def test_one_line_comes_out_for_each_line_even_if_it_is_blank(run: Run) -> None:
 def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
     with pytest.raises(UsageError, match="a beam of 4 cannot return the 5 best") as caught:
         run.translate_best(["one"], 5)
-    assert caught.value.for_shell().endswith("pass --beam-size 5")
+    assert format_for_shell(caught.value).endswith("pass --beam-size 5")
     with pytest.raises(UsageError, match="number of translations must be positive, got 0"):
         run.translate_best(["one"], 0)
     with pytest.raises(ConfigError, match=r"decode.beam_size must be from 1 to 1000"):
@@ -184,4 +185,4 @@ def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
         run.translate(["one"], average_checkpoints=2)
     with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:
         run.translate(["one", " ".join(["one"] * 200)])
-    assert too_long.value.for_shell().endswith("pass --truncate")
+    assert format_for_shell(too_long.value).endswith("pass --truncate")

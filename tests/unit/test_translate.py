@@ -11,6 +11,7 @@ from small import SMALL, read_pairs
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
+from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError, OutOfMemoryError, UsageError
 from transformer_jax.inference import translate
@@ -297,5 +298,5 @@ def test_an_out_of_memory_error_suggests_a_smaller_beam_only_if_there_is_one(
     for beam_size, advice in ((4, "such as --beam-size 1"), (1, "use a device with more memory")):
         with pytest.raises(OutOfMemoryError) as caught:
             run.translate(["forty-two"], beam_size=beam_size)
-        assert f"of 16 tokens with a beam of {beam_size}: " in caught.value.for_shell()
-        assert caught.value.for_shell().endswith(advice)
+        assert f"of 16 tokens with a beam of {beam_size}: " in format_for_shell(caught.value)
+        assert format_for_shell(caught.value).endswith(advice)

@@ -6,6 +6,7 @@ from in_memory_corpus import sequences
 from treebank import sentences, write_treebank
 
 from transformer_jax.config import DataConfig
+from transformer_jax.console import format_for_shell
 from transformer_jax.data.corpora import CORPORA, Corpus, bleu_tokenizer
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tree_files import TreeFiles
@@ -65,7 +66,7 @@ def test_the_identity_depends_only_on_the_trees(tmp_path: Path) -> None:
 def test_a_missing_split_is_reported_with_the_option_to_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no train trees: it needs") as caught:
         TreeFiles(str(tmp_path))
-    assert "--data.folder FOLDER" in caught.value.for_shell()
+    assert "--data.folder FOLDER" in format_for_shell(caught.value)
     write_treebank(tmp_path)
     (tmp_path / "dev.trees").unlink()
     with pytest.raises(DataError, match="has no dev trees"):
