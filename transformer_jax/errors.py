@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,23 @@ class UsageError(TransformerJaxError):
 
 
 class ConfigError(UsageError):
-    """A config is invalid. The message contains the field, the rule, and the value."""
+    """A config is invalid.
+
+    If the value of a field is invalid, `field` is the field's name, such as "train.steps", `rule`
+    completes the sentence "The field must be ...", and `value` is the invalid value. Otherwise, the
+    three attributes are None.
+    """
+
+    field: str | None = None
+    rule: str | None = None
+    value: object = None
+
+    @classmethod
+    def from_field(cls, field: str, rule: str, value: object, advice: str = "") -> Self:
+        """Return an error for an invalid value. The message ends with `advice`."""
+        error = cls(f"{field} must be {rule}, got {value!r}{advice}")
+        error.field, error.rule, error.value = field, rule, value
+        return error
 
 
 class SweepFailedError(TransformerJaxError):

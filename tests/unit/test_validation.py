@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -29,6 +29,7 @@ class Example(ConfigSection):
     rate: Annotated[float | None, POSITIVE, at_least(2)] = None
     files: tuple[str, str] | None = None
     free: int = 0
+    mode: Literal["fast", "slow"] = "fast"
 
     name = "example"
 
@@ -52,23 +53,32 @@ def test_a_rule_accepts_its_range_and_rejects_nan(
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value", "rule"),
     [
-        ({"count": 10}, "example.count must be from 1 to 9, got 10"),
-        ({"count": True}, "example.count must be int, got True"),
-        ({"count": None}, "example.count must be int, got None"),
-        ({"rate": -1.0}, "example.rate must be positive and finite, got -1.0"),
-        ({"rate": 1}, "example.rate must be at least 2 and finite, got 1"),
-        ({"rate": "1"}, "example.rate must be float or None, got '1'"),
-        ({"files": ("a",)}, "example.files must be a pair of strings or None, got ('a',)"),
+        ("count", 10, "from 1 to 9"),
+        ("count", True, "int"),
+        ("count", None, "int"),
+        ("rate", -1.0, "positive and finite"),
+        ("rate", 1, "at least 2 and finite"),
+        ("rate", "1", "float or None"),
+        ("files", ("a",), "a pair of strings or None"),
+        ("mode", "sloww", "one of 'fast', 'slow'"),
     ],
 )
 def test_a_section_rejects_values_that_break_a_type_or_a_rule(
-    fields: dict[str, object], message: str
+    field: str, value: object, rule: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        Example(**fields)  # type: ignore[arg-type]
-    assert str(caught.value) == message
+        Example(**{field: value})  # type: ignore[arg-type]
+    error = caught.value
+    assert (error.field, error.rule, error.value) == (f"example.{field}", rule, value)
+    advice = "; did you mean 'slow'?" if field == "mode" else ""
+    assert str(error) == f"example.{field} must be {rule}, got {value!r}{advice}"
+
+
+def test_an_error_that_is_not_about_a_value_has_no_field_rule_or_value() -> None:
+    error = ConfigError("no config file")
+    assert (error.field, error.rule, error.value) == (None, None, None)
 
 
 def test_rules_do_not_restrict_none_or_other_fields() -> None:
@@ -77,7 +87,7 @@ def test_rules_do_not_restrict_none_or_other_fields() -> None:
 
 
 def test_the_closest_name_is_suggested_if_there_is_a_similar_one() -> None:
-    assert field_names(Example) == ["count", "rate", "files", "free"]
+    assert field_names(Example) == ["count", "rate", "files", "free", "mode"]
     assert closest("cuont", field_names(Example)) == "count"
     assert closest("zzzzzz", field_names(Example)) is None
     assert did_you_mean("cuont", field_names(Example)) == "; did you mean 'count'?"

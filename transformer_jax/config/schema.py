@@ -46,10 +46,8 @@ class Config:
     def __post_init__(self) -> None:
         for key, (kind, _) in annotations(type(self)).items():
             if not isinstance(section := getattr(self, key), kind):
-                raise ConfigError(
-                    f"{key} must be a {kind.__name__}, got {section!r}: to change fields, call "
-                    f"Config().change({key}=...)"
-                )
+                advice = f": to change fields, call Config().change({key}=...)"
+                raise ConfigError.from_field(key, f"a {kind.__name__}", section, advice)
         model, data, decode = self.model, self.data, self.decode
         rule = "float32 or bfloat16 (float64 is for verification in Python)"
         model.require("dtype", model.dtype != "float64", rule)

@@ -66,7 +66,7 @@ class ConfigSection:
     def require(self, key: str, is_valid: bool, rule: str) -> None:
         """Unless `is_valid` is true, raise a ConfigError that states the field, rule, and value."""
         if not is_valid:
-            raise ConfigError(f"{self.name}.{key} must be {rule}, got {getattr(self, key)!r}")
+            raise ConfigError.from_field(f"{self.name}.{key}", rule, getattr(self, key))
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -104,7 +104,7 @@ def _check_type(field: str, kind: TypeForm, value: object) -> None:
         if value not in choices:
             hint = did_you_mean(value, choices) if isinstance(value, str) else ""
             words = ", ".join(map(repr, choices))
-            raise ConfigError(f"{field} must be one of {words}, got {value!r}{hint}")
+            raise ConfigError.from_field(field, f"one of {words}", value, hint)
         return
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     # Every tuple field is a pair of strings.
@@ -119,4 +119,4 @@ def _check_type(field: str, kind: TypeForm, value: object) -> None:
     ):
         names = {types.NoneType: "None", tuple: "a pair of strings"}
         wanted = " or ".join(names.get(k, k.__name__) for k in plain)
-        raise ConfigError(f"{field} must be {wanted}, got {value!r}")
+        raise ConfigError.from_field(field, wanted, value)

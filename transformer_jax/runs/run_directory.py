@@ -213,10 +213,8 @@ class RunDirectory:
         if changes:
             raise ConfigError(f"{self.path} cannot resume with changes in {', '.join(changes)}")
         if config.train.steps < self.steps_done:
-            raise ConfigError(
-                f"train.steps must be at least {self.steps_done}, the number of steps that "
-                f"{self.path} has done, got {config.train.steps}"
-            )
+            rule = f"at least {self.steps_done}, the number of steps that {self.path} has done"
+            raise ConfigError.from_field("train.steps", rule, config.train.steps)
         return replace(self, config=config)
 
     def store(self) -> None:
