@@ -77,6 +77,7 @@ class Train(MeasureCommand):
     """Comma-separated list of workers: ours, torch, torch-compiled."""
 
     def run(self) -> None:
+        """Measure, print, and save the duration of a training step."""
         sizes = load_sizes(self.sizes, self.changes)
         name = f"train {self.sizes}"
         self.save("train", [benchmarks.train(name, sizes, self.settings, only=self.only)])
@@ -102,6 +103,7 @@ class Decode(MeasureCommand):
     rounds: int = 5
 
     def run(self) -> None:
+        """Measure, print, and save the duration of each search."""
         sizes = load_sizes(self.sizes, self.changes)
         if min(self.beam, default=0) < 1:
             raise UsageError(f"--beam must be positive, got {self.beam}")
@@ -130,6 +132,7 @@ class Input(MeasureCommand):
     steps: int = 10
 
     def run(self) -> None:
+        """Measure, print, and save the speed of the input pipeline."""
         usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
         self.save("input", [benchmarks.pipeline(load_config(self.config or usual), self.settings)])
 
@@ -148,6 +151,7 @@ class Scaling(MeasureCommand):
     rounds: int = 5
 
     def run(self) -> None:
+        """Measure, print, and save the duration of a training step for each length."""
         if min(self.lengths, default=0) < 1 or self.tokens < max(self.lengths):
             raise UsageError(
                 f"--lengths must be positive, and at most --tokens {self.tokens}, got "
@@ -171,6 +175,7 @@ class Gpu(MeasureCommand):
     steps: Suppress[Fixed[int]] = 1
 
     def run(self) -> None:
+        """Measure, print, and save everything that fits into the time limit."""
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
         config = (
@@ -193,6 +198,7 @@ class Compare:
     """A later JSON file from the same command."""
 
     def run(self) -> None:
+        """Print how the second file's results differ from the first file's."""
         stdout.print(compare(Results.open(self.before), Results.open(self.after)))
 
 

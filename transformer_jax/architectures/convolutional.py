@@ -49,6 +49,7 @@ class GatedConvolution(nn.Module):
 
     @nn.compact
     def __call__(self, windows: Float[Array, "B T W D"]) -> Float[Array, "B T D"]:
+        """Return A * sigmoid(B) at each position."""
         c = self.config
         # A convolution applies a linear layer to each window.
         y = Dense((2 * c.d_model,), c.dtype, num_input_axes=2, name="convolution")(windows)
@@ -79,6 +80,7 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        """Create the convolution, the attention, and their linear layers."""
         c = self.config
         self.gated = GatedConvolution(c)
         self.attention = SourceAttention(c)
@@ -121,6 +123,7 @@ class ConvolutionalModel(IncrementalModel):
     """An encoder and a decoder with `num_layers` gated convolutions each."""
 
     def setup(self) -> None:
+        """Create the embeddings, the positional encodings, and both stacks of layers."""
         super().setup()
         c = self.config
         add_positions = choose_components(c).add_positions

@@ -25,6 +25,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return each position's attention to the positions within the window."""
         width = self.d_model // self.num_heads
         config = ModelConfig(
             d_model=self.d_model,
@@ -52,6 +53,7 @@ class Recurrent(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the LSTM's output at each position."""
         return jnp.asarray(nn.RNN(nn.OptimizedLSTMCell(self.d_model))(x))
 
 
@@ -63,6 +65,7 @@ class Convolution(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the convolution's output at each position."""
         return nn.Conv(self.d_model, (self.kernel_width,))(x)
 
 
@@ -78,6 +81,7 @@ class SeparableConvolution(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the output of the linear layer at each position."""
         width = self.kernel_width
         x = nn.Conv(
             self.d_model, (width,), feature_group_count=self.d_model, use_bias=False, name="depth"

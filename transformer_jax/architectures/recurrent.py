@@ -68,6 +68,7 @@ class DecoderCell(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        """Create one recurrent cell for each layer."""
         c = self.config
         self.cells = [make_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout)
@@ -104,6 +105,7 @@ class AttentionCell(DecoderCell):
     """A decoder with attention to the source, applied to one token per hypothesis."""
 
     def setup(self) -> None:
+        """Create the cells, the attention, and the matrix W of the attentional vector."""
         super().setup()
         c = self.config
         self.attention = SourceAttention(c)
@@ -129,6 +131,7 @@ class RecurrentModel(IncrementalModel):
     """A bidirectional encoder and a decoder with `num_layers` recurrent layers each."""
 
     def setup(self) -> None:
+        """Create the embeddings, the bidirectional encoder, and the decoder."""
         super().setup()
         c, width = self.config, self.config.d_model // 2
         self.encoder = [

@@ -37,6 +37,7 @@ class SourceAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
+        """Create the score and, for the additive score, the projections W and U."""
         c = self.config
         make_score = ATTENTION_SCORES[c.attention_score]
         width = c.d_model

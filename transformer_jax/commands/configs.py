@@ -30,6 +30,7 @@ class Params(FileCommand):
         return self.with_sections(loading.load_rows(self.file), self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Print the counts of a model's modules, or the total of each row of a sweep."""
         from transformer_jax.architectures.build import count_parameters
 
         counts = {name: count_parameters(row.config) for name, row in rows.items()}
@@ -58,6 +59,7 @@ class Diff(PathCommand):
     argument_name = "two configs or runs"
 
     def run(self) -> None:
+        """Print the fields that differ and, for two runs, the versions and digests that differ."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
         fields = config.differences(other_config).items()

@@ -68,6 +68,7 @@ class Evaluate(RunCommand):
     1, 5, and 20, if the run has that many consecutive checkpoints."""
 
     def run(self) -> None:
+        """Score the run's translations, print the scores, and store them in the run's folder."""
         if self.baseline is not None:
             # Report a wrong path before importing JAX.
             RunDirectory.open(self.baseline)

@@ -99,6 +99,7 @@ class Translate(RunCommand):
     """Truncate a line that is too long instead of raising an error."""
 
     def run(self) -> None:
+        """Check all lines of standard input, and print their translations."""
         run = self.load()
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
@@ -149,6 +150,7 @@ class Package(CheckpointCommand):
     and the license of the training text."""
 
     def run(self) -> None:
+        """Write the package, and print which information its model card lacks."""
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
         # Check the path before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)

@@ -43,6 +43,7 @@ class Export(CheckpointCommand):
     model differ by more than rounding can explain."""
 
     def run(self) -> None:
+        """Write the exported model, and print how it compares with the run's model."""
         if self.format != "ctranslate2" and self.quantization != "float32":
             raise UsageError(
                 f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
@@ -135,6 +136,7 @@ class Import(PathCommand):
     argument_name = "a folder"
 
     def run(self) -> None:
+        """Read the exported model, and write the new run."""
         # These files describe the model, in safetensors and in Marian format.
         if not any((self.source / name).exists() for name in ("run.json", "config.json")):
             raise UsageError(

@@ -80,6 +80,7 @@ class Sweep(ConfigCommand):
         return scale_rows(rows, self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Plan the sweep and, unless this is a dry run, train or submit its unfinished runs."""
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 

@@ -32,6 +32,7 @@ class Prepare(FileCommand):
     """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Prepare the text, and print the numbers of tokens, pairs, and batches."""
         from transformer_jax.data.prepare import prepare
 
         config = rows[""].config
@@ -121,6 +122,7 @@ class Train(FileCommand, TrainingCommand):
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Create the run in the primary process, and train it in all processes."""
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before importing JAX, so that errors appear immediately.
@@ -161,6 +163,7 @@ class Resume(TrainingCommand):
         return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
+        """Store the options in the run's config, and train from the latest checkpoint."""
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunDirectory.open(self.path)
