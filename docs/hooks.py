@@ -1,12 +1,14 @@
 """Hooks that MkDocs calls when it builds the documentation site.
 
 Pages link to repository files by relative paths (`../experiments/results/...`), which work on
-GitHub. The site contains copies of these files. The API reference has one page for each subpackage.
-The site serves mermaid.js from its own host, so it does not load anything from other hosts.
+GitHub. The site contains copies of these files. The API reference has one page for each subpackage
+and one for the modules outside of subpackages. The site serves mermaid.js from its own host, so it
+does not load anything from other hosts.
 """
 
 import posixpath
 import re
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,11 +78,17 @@ def reference_pages() -> dict[str, str]:
     """Return the Markdown pages of the API reference, keyed by path."""
     pages = {"reference/index.md": "# Public API\n\n::: transformer_jax\n"}
     for folder in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
-        modules = [
-            ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for path in sorted(folder.rglob("*.py"))
-            if path.name != "__init__.py"
-        ]
-        blocks = "\n".join(f"::: {module}\n" for module in modules)
+        blocks = _module_blocks(folder.rglob("*.py"))
         pages[f"reference/{folder.name}.md"] = f"# transformer_jax.{folder.name}\n\n{blocks}"
+    pages["reference/modules.md"] = f"# Other modules\n\n{_module_blocks(PACKAGE.glob('*.py'))}"
     return pages
+
+
+def _module_blocks(paths: Iterable[Path]) -> str:
+    """Return the Markdown that mkdocstrings replaces with the modules' documentation."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted(paths)
+        if not path.name.startswith("__")
+    ]
+    return "\n".join(f"::: {module}\n" for module in modules)

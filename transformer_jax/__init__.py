@@ -35,7 +35,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.errors import ConfigError, TransformerJaxError
+from transformer_jax.errors import (
+    ConfigError,
+    DataError,
+    OutOfMemoryError,
+    StorageError,
+    TransformerJaxError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from transformer_jax.inference.attention import Attention
@@ -54,13 +61,17 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "DataError",
     "DecodeConfig",
     "ModelConfig",
+    "OutOfMemoryError",
     "Run",
+    "StorageError",
     "TrainConfig",
     "Transformer",
     "TransformerJaxError",
     "Translator",
+    "UsageError",
     "build_transformer",
     "compare",
     "head_importance",

@@ -1,6 +1,7 @@
 """Test that the command line reports mistakes before it imports JAX or writes files."""
 
 import dataclasses
+import inspect
 import itertools
 import json
 import os
@@ -360,6 +361,16 @@ def test_the_package_exports_the_names_that_it_documents() -> None:
     assert len(names) == len(set(names))
     with pytest.raises(AttributeError, match="module 'transformer_jax' has no attribute 'nope'"):
         transformer_jax.nope  # noqa: B018
+
+
+def test_the_package_exports_every_error_that_its_documentation_names() -> None:
+    objects = {getattr(transformer_jax, name) for name in transformer_jax.__all__}
+    modules = {module for x in objects if (module := inspect.getmodule(x)) is not None}
+    documented = re.compile(r"^ +([A-Z]\w+Error): ", re.MULTILINE)
+    text = "".join(map(inspect.getsource, modules))
+    errors = {name for name in documented.findall(text) if hasattr(transformer_jax.errors, name)}
+    assert errors
+    assert errors <= set(transformer_jax.__all__)
 
 
 def test_running_the_module_runs_the_command(tmp_path: Path) -> None:
