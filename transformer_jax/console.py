@@ -65,7 +65,7 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
 
-    def render_str(self, text: str, **options: Any) -> Text:
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
         """Escape control characters; see `rich.console.Console.render_str`.
 
         Rich calls this method for printed strings and for the cells of tables.

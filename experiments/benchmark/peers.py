@@ -10,11 +10,15 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
+
+Tensor = Any
+"""A PyTorch tensor. The environment that checks types does not contain PyTorch."""
 
 # These values match `transformer_jax.special_tokens`, which some environments cannot import.
 PAD, BOS, EOS = 0, 1, 2
@@ -24,9 +28,9 @@ SMOOTHING = 0.1
 ROWS = {"cpu": 32, "cuda": 128}
 
 
-def torch_and_device() -> tuple[Any, str]:
+def torch_and_device() -> tuple[ModuleType, str]:
     """Configure PyTorch for this machine, and return the module and the device."""
-    torch: Any = importlib.import_module("torch")
+    torch = importlib.import_module("torch")
     torch.manual_seed(0)
     if torch.cuda.is_available():
         # Match JAX, which uses TensorFloat-32 for float32 matrix products on this device.
@@ -36,13 +40,13 @@ def torch_and_device() -> tuple[Any, str]:
     return torch, "cpu"
 
 
-def facts(torch: Any, device: str, library: str) -> dict[str, Any]:
+def facts(torch: ModuleType, device: str, library: str) -> dict[str, Any]:
     """Return details about a library and the device."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"library": library, "platform": device, "device": name}
 
 
-def memory(torch: Any, device: str) -> Callable[[], int]:
+def memory(torch: ModuleType, device: str) -> Callable[[], int]:
     """Return a function that returns the peak memory of the device or, on a CPU, of the process."""
     return torch.cuda.max_memory_allocated if device == "cuda" else resident_bytes
 
@@ -53,7 +57,7 @@ def positions(length: int, width: int) -> np.ndarray:
     return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(length, width).astype(np.float32)
 
 
-def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
+def transformer(torch: ModuleType, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
     """Return PyTorch's encoder and decoder, and a function that returns logits.
 
     Source, target, and output share one embedding table. Source padding is masked.
@@ -74,11 +78,11 @@ def transformer(torch: Any, sizes: Mapping[str, Any], longest: int) -> tuple[Any
     where = torch.nn.Parameter(torch.from_numpy(positions(longest, width)), requires_grad=False)
     model.register_parameter("positions", where)
 
-    def embedded(tokens: Any) -> Any:
+    def embedded(tokens: Tensor) -> Tensor:
         vectors = table(tokens) * width**0.5 + model.positions[: tokens.shape[1]]
         return torch.nn.functional.dropout(vectors, DROPOUT)
 
-    def logits(source: Any, before: Any, is_padded: bool) -> Any:
+    def logits(source: Tensor, before: Tensor, is_padded: bool) -> Tensor:
         length = before.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=before.device).triu(1)
         padding = source == PAD if is_padded else None
@@ -118,7 +122,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     )
     is_half = sizes["dtype"] == "bfloat16"
 
-    def loss_of(source: Any, before: Any, target: Any, is_padded: bool) -> Any:
+    def loss_of(source: Tensor, before: Tensor, target: Tensor, is_padded: bool) -> Tensor:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=is_half):
             scores = logits(source, before, is_padded)
             return torch.nn.functional.cross_entropy(

@@ -28,7 +28,7 @@ from transformer_jax.training.flops import peak_flops, step_flops
 from transformer_jax.training.throughput import Meter
 
 
-def describe_device(dtype: str, **more: Any) -> dict[str, Any]:
+def describe_device(dtype: str, **more: object) -> dict[str, Any]:
     """Return details about JAX and the device."""
     [first, *_] = jax.local_devices()
     return {

@@ -127,7 +127,7 @@ class TranslationDataset:
                 )
         return builder
 
-    def _info(self, split: Split) -> Any:
+    def _info(self, split: Split) -> Any:  # noqa: ANN401 (TFDS has no types)
         return self._prepared.info.splits[SPLIT_NAMES[split]]
 
 

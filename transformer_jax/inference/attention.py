@@ -79,7 +79,7 @@ class Attention:
         }
         return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
 
-    def show(self, **selection: Any) -> AttentionPage:
+    def show(self, **selection: Any) -> AttentionPage:  # noqa: ANN401 (the fields of `Selection`)
         """Return an interactive page that a notebook displays.
 
         `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
@@ -91,7 +91,7 @@ class Attention:
         chosen = Selection(**selection)
         return render_page(self.maps, chosen, source=self.source, target=self.target)
 
-    def save(self, path: str | Path, **selection: Any) -> None:
+    def save(self, path: str | Path, **selection: Any) -> None:  # noqa: ANN401 (as for `show`)
         """Save the page (.html) or a figure of the selection (.svg, .png).
 
         `selection` is the same as for `show`. An existing file is overwritten. A page contains all

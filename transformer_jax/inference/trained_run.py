@@ -104,7 +104,7 @@ class Run:
         """The architecture, as a Flax module."""
         return build_model(self.config.model, **self.vocabulary.sizes)
 
-    def translator(self, **decode: Any) -> Translator:
+    def translator(self, **decode: Any) -> Translator:  # noqa: ANN401 (fields of `DecodeConfig`)
         """Return a translator for the run's `decode` config, with these fields overridden.
 
         Raises:
@@ -120,7 +120,11 @@ class Run:
         return Translator(self.model, self.vocabulary, config)
 
     def translate(
-        self, lines: Sequence[str], *, truncate: bool = False, **decode: Any
+        self,
+        lines: Sequence[str],
+        *,
+        truncate: bool = False,
+        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
@@ -132,7 +136,12 @@ class Run:
         return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
-        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Any
+        self,
+        lines: Sequence[str],
+        num_best: int,
+        *,
+        truncate: bool = False,
+        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
@@ -154,7 +163,12 @@ class Run:
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
 
     def attention(
-        self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Any
+        self,
+        source: str,
+        target: str | None = None,
+        *,
+        truncate: bool = False,
+        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
     ) -> Attention:
         """Return the attention weights for a sentence pair.
 

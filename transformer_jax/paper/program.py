@@ -122,8 +122,7 @@ def _join(values: Sequence[Value]) -> Value:
     return Value(depth, any(value.is_data for value in values))
 
 
-def _shape(var: Any) -> tuple[int, ...]:
-    # The declared type of `aval` has no shape, so `var` cannot be a `Var`.
+def _shape(var: Any) -> tuple[int, ...]:  # noqa: ANN401 (the declared type of `Var.aval` has no shape)
     return var.aval.shape
 
 
