@@ -161,11 +161,14 @@ def test_a_path_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_an_error_during_creation_leaves_no_file(
     error: BaseException, expected: type[BaseException], tmp_path: Path
 ) -> None:
-    def fail(_: RunDirectory) -> None:
-        raise error
+    def fail() -> None:
+        vocabulary = Vocabulary.shared(TOKENIZER)
+        with RunDirectory.build(tmp_path / "run", CONFIG, vocabulary, "f1a9") as folder:
+            assert (folder.path / "run.json").exists()
+            raise error
 
     with pytest.raises(expected):
-        RunDirectory.create(tmp_path / "run", CONFIG, Vocabulary.shared(TOKENIZER), "f1a9", fail)
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,9 @@ The folder contains:
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -62,7 +64,7 @@ def package_run(
     # Escape bytes in the name that are not valid UTF-8, because the card is written in UTF-8.
     name = path.resolve().name.encode(errors="backslashreplace").decode()
 
-    def fill(folder: RunDirectory) -> None:
+    with build_package(run, path, dtype, versions) as folder:
         arrays = {"params": jax.tree.map(lambda x: x.astype(dtype), run.params)}
         with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as checkpoints:
             checkpoints.prepare_save(run.step, arrays)
@@ -82,27 +84,25 @@ def package_run(
         (folder.path / "README.md").write_text(card, "utf-8")
         checksums.write(folder.path)
 
-    return create_package(run, path, fill, dtype, versions)
+    return replace(folder, path=path)
 
 
-def create_package(
-    run: Run,
-    path: Path,
-    fill: Callable[[RunDirectory], None],
-    dtype: Dtype = "float32",
-    versions: Mapping[str, str] | None = None,
-) -> RunDirectory:
-    """Create a package's run folder. Its config contains only the names of text files."""
+def build_package(
+    run: Run, path: Path, dtype: Dtype = "float32", versions: Mapping[str, str] | None = None
+) -> AbstractContextManager[RunDirectory]:
+    """Return a context that creates a package without parameters. See `RunDirectory.build`.
+
+    The package's config contains only the names of text files, without absolute paths.
+    """
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(run.config.data, split):
             fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)
-    return RunDirectory.create(
+    return RunDirectory.build(
         path,
         run.config.change(data=fields),
         run.vocabulary,
         run.folder.fingerprint,
-        fill,
         package=Package(run.steps, dtype),
         versions=run.folder.software_versions if versions is None else versions,
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.inference.packaging import create_package
+from transformer_jax.inference.packaging import build_package
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.interop.optional import require_library
 from transformer_jax.interop.parameters import (
@@ -37,12 +37,9 @@ def export_safetensors(run: Run, path: Path) -> None:
         StorageError: the folder cannot be written.
     """
     require_library("safetensors")
-
-    def fill(folder: RunDirectory) -> None:
+    with build_package(run, path) as folder:
         metadata = {"sha256": digest_params(run.params)}
         write_arrays(folder.path / WEIGHTS, flatten_params(run.params), metadata)
-
-    create_package(run, path, fill)
 
 
 def read_safetensors(path: Path) -> Run:

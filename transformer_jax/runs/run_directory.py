@@ -21,7 +21,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
@@ -107,14 +107,27 @@ class RunDirectory:
         config: Config,
         vocabulary: Vocabulary,
         fingerprint: str,
-        fill: Callable[["RunDirectory"], None] = lambda _: None,
+    ) -> "RunDirectory":
+        """Create a run without checkpoints. See `build` for the errors."""
+        with cls.build(path, config, vocabulary, fingerprint) as run:
+            pass
+        return replace(run, path=path)
+
+    @classmethod
+    @contextlib.contextmanager
+    def build(
+        cls,
+        path: Path,
+        config: Config,
+        vocabulary: Vocabulary,
+        fingerprint: str,
         *,
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
-    ) -> "RunDirectory":
-        """Create the directory atomically.
+    ) -> Iterator["RunDirectory"]:
+        """Yield a new run in a private directory, and rename the directory to `path` on exit.
 
-        `fill` can add files before the directory becomes visible.
+        If the context raises an error, the directory is deleted.
 
         Raises:
             UsageError: the path already exists; it is left unchanged.
@@ -124,8 +137,7 @@ class RunDirectory:
             run = cls(private, config, vocabulary, fingerprint, package)
             write_vocabulary(run.path, vocabulary)
             run._write_description(versions or current_versions())
-            fill(run)
-        return replace(run, path=path)
+            yield run
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

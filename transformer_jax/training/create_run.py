@@ -1,6 +1,6 @@
 """Create a run: prepare the text and create the run folder."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -72,17 +72,14 @@ def create_run(
             message = f"the parameters of {other.folder.path} do not fit this model: {error}"
             raise UsageError(message) from error
 
-    def save_initial_params(folder: RunDirectory) -> None:
-        if other is None:
-            return
-        state = init_state(model, config.train)._replace(params=other.params)
-        with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
-            arrays = checkpoint_arrays(state)
-            manager.prepare_save(0, arrays)
-            manager.save(0, arrays, None, checkpoint_metadata(state, []))
-
-    vocabulary, fingerprint = prepared.vocabulary, prepared.fingerprint
-    return RunDirectory.create(path, config, vocabulary, fingerprint, save_initial_params)
+    with RunDirectory.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
+        if other is not None:
+            state = init_state(model, config.train)._replace(params=other.params)
+            with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
+                arrays = checkpoint_arrays(state)
+                manager.prepare_save(0, arrays)
+                manager.save(0, arrays, None, checkpoint_metadata(state, []))
+    return replace(folder, path=path)
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
