@@ -9,7 +9,8 @@ from transformer_jax.commands.interop import Export, Import
 from transformer_jax.commands.paper import Paper
 from transformer_jax.commands.pictures import Attention
 from transformer_jax.commands.plot import Plot
-from transformer_jax.commands.sweeps import Report, Status, Sweep
+from transformer_jax.commands.reports import Report, Status
+from transformer_jax.commands.sweeps import Sweep
 from transformer_jax.commands.training import Prepare, Reproduce, Resume, Train
 
 COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {

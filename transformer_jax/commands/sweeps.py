@@ -1,26 +1,26 @@
-"""Commands for ablations: `sweep`, `status`, and `report`."""
+"""The command that trains an ablation: `sweep`."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from transformer_jax.commands.base import ConfigCommand, PathCommand
-from transformer_jax.commands.tables import format_duration, print_statuses, print_table
+from transformer_jax.commands.base import ConfigCommand
+from transformer_jax.commands.reports import Status
+from transformer_jax.commands.tables import format_duration, print_statuses
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
-from transformer_jax.errors import SweepFailedError, UsageError
+from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.rows import Scale, scale_rows
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
-    from transformer_jax.sweeps.status import RunStatus
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Sweep(ConfigCommand):
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
         statuses = launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
-        _print_statuses(statuses)
+        print_statuses(statuses)
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
@@ -157,71 +157,6 @@ class Sweep(ConfigCommand):
         submitted = array if is_array else f"job {number} (1 task)"
         stdout.print(f"submitted {submitted}; you can close this terminal")
         stdout.print(f"next: {shell_command('status', sweep.path)}")
-
-
-@dataclass(frozen=True)
-class Status(PathCommand):
-    """Show the status of each run in a sweep."""
-
-    sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
-    """A sweep's folder."""
-    argument_name = "a sweep"
-
-    def run(self) -> None:
-        """Print the status.
-
-        Raises:
-            SweepFailedError: a run failed.
-        """
-        from transformer_jax.sweeps.plan import Sweep
-        from transformer_jax.sweeps.status import read_status
-
-        _print_statuses([read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs])
-
-
-@dataclass(frozen=True)
-class Report(PathCommand):
-    """Compare results with the paper's, test differences for significance, and write a report."""
-
-    folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained separately.
-    Runs that differ only in their seed form one row, and the report compares
-    each row with the first row."""
-    out: Path | None = None
-    """The folder for a report of separately trained runs. A sweep's folder contains its report."""
-    argument_name = "a sweep, or runs"
-
-    def run(self) -> None:
-        """Write the report, and print a summary table and the footnotes.
-
-        Raises:
-            UsageError: the runs cannot be compared, or no run has finished.
-        """
-        from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_statuses
-        from transformer_jax.sweeps.footnotes import list_footnotes
-        from transformer_jax.sweeps.plan import Sweep
-        from transformer_jax.sweeps.report import SUMMARY, make_table, write_report
-        from transformer_jax.sweeps.results import collect_results
-        from transformer_jax.sweeps.status import read_status
-
-        paths = [Path(folder) for folder in self.folders]
-        if (paths[0] / "run.json").exists() or len(paths) > 1:
-            if self.out is None:
-                raise UsageError("a report of runs needs a folder: --out FOLDER")
-            sweep = collect_runs(paths, self.out)
-            statuses = read_adhoc_statuses(sweep)
-            command = shell_command("report", *paths, "--out", self.out)
-        else:
-            if self.out is not None:
-                raise UsageError("--out is for runs; a sweep's report is in the sweep's folder")
-            sweep = Sweep.open(paths[0])
-            statuses = [read_status(run) for run in sweep.runs]
-            command = shell_command("report", sweep.path)
-        results = collect_results(sweep, statuses, command)
-        folder = write_report(results)
-        print_table(make_table(results, SUMMARY))
-        stdout.print("\n".join(list_footnotes(results)))
-        stdout.print(f"written to {folder}")
 
 
 def _describe_size(sweep: "plan.Sweep") -> str:
@@ -289,13 +224,3 @@ def _prepare_data(sweep: "plan.Sweep") -> None:
                 stderr.print(warning)
         for warning in dict.fromkeys(filter(None, (c.describe_warmup() for c in configs))):
             stderr.print(warning)
-
-
-def _print_statuses(statuses: Sequence["RunStatus"]) -> None:
-    print_statuses(statuses)
-    failed = [status.run.name for status in statuses if status.status == "failed"]
-    if failed:
-        raise SweepFailedError(
-            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; repeat the "
-            "`sweep` command with --retry-failed to train them again"
-        )

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from transformer_jax.config import Row
 from transformer_jax.console import stdout
+from transformer_jax.errors import SweepFailedError
 from transformer_jax.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -153,7 +154,11 @@ def _table(*columns: str, first_number: int, last_number: int | None = None) -> 
 
 
 def print_statuses(statuses: Sequence["RunStatus"]) -> None:
-    """Print the status of each run in a sweep and the number of runs with each status."""
+    """Print the status of each run in a sweep and the number of runs with each status.
+
+    Raises:
+        SweepFailedError: a run failed.
+    """
     columns = ("run", "status", "step", "dev ppl", "BLEU", "left", "")
     table = _table(*columns, first_number=2, last_number=6)
     for status in statuses:
@@ -169,6 +174,12 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
     show_table(table)
     counts = Counter(status.status for status in statuses)
     stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    failed = [status.run.name for status in statuses if status.status == "failed"]
+    if failed:
+        raise SweepFailedError(
+            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; repeat the "
+            "`sweep` command with --retry-failed to train them again"
+        )
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
