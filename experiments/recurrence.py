@@ -31,7 +31,7 @@ from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import score
 from transformer_jax.runs.atomic_files import write_text
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.footnotes import STATISTICS
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.seed_statistics import format_mean
@@ -131,7 +131,7 @@ def read_scores(run: SweepRun) -> RunScores:
     Raises:
         StorageError: a file cannot be read, or the run has no scores.
     """
-    table = metrics_table(RunDirectory.open(run.path))
+    table = metrics_table(RunFolder.open(run.path))
     dev_bleu = metric_by_step(table, "dev/bleu")
     times = metric_by_step(table, "train/time")
     if not dev_bleu:

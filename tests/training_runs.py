@@ -14,7 +14,7 @@ from transformer_jax.config import Config
 from transformer_jax.distributed import heartbeat
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import init_state
@@ -34,14 +34,14 @@ def train(config: Config, path: Path, **options: Any) -> Path:
 
 def resume(path: Path, **sections: dict[str, Any]) -> Path:
     """Resume a run with changes to its config, and return its path."""
-    folder = RunDirectory.open(path)
+    folder = RunFolder.open(path)
     run_training(folder.with_config(folder.config.change(**sections)), QUIET)
     return path
 
 
 def state_of(path: Path) -> tuple[int, Any]:
     """Return the step of the latest checkpoint, along with its parameters and optimizer state."""
-    folder = RunDirectory.open(path)
+    folder = RunFolder.open(path)
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(INIT_STATE, model, folder.config.train)
@@ -54,7 +54,7 @@ def state_of(path: Path) -> tuple[int, Any]:
 
 def scores_of(path: Path) -> dict[int, float]:
     """Return the perplexity of each scheduled checkpoint."""
-    with CheckpointManager(path / "checkpoints", RunDirectory.open(path).identity) as checkpoints:
+    with CheckpointManager(path / "checkpoints", RunFolder.open(path).identity) as checkpoints:
         return checkpoints.scores
 
 

@@ -10,13 +10,13 @@ from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 
 
 def write_untrained_run(
     path: Path, config: Config = SMALL, *, steps: tuple[int, ...] = (4, 8), scale: float = 1.0
-) -> RunDirectory:
+) -> RunFolder:
     """Create a run whose scheduled checkpoints have different random parameters.
 
     Args:

@@ -20,7 +20,7 @@ from zygote import MOMENTS
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.runs.lock import describe_holder
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
 # The run exercises dropout, gradient accumulation, the learning-rate peak, and epoch boundaries.
@@ -96,7 +96,7 @@ def trainer(forks: Forks, undisturbed: Path) -> Trainer:
 
 
 def newest_step(path: Path) -> int:
-    return RunDirectory.open(path).steps_done if (path / "run.json").exists() else 0
+    return RunFolder.open(path).steps_done if (path / "run.json").exists() else 0
 
 
 def assert_equal(path: Path, undisturbed: Path) -> None:

@@ -18,7 +18,7 @@ import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.lock import exclusive_lock
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import metric_writer
 
 TESTS = Path(__file__).parents[1]
@@ -96,7 +96,7 @@ def test_a_full_disk_ends_a_run_with_74_and_the_run_resumes_when_space_is_free(
     message = capsys.readouterr().err
     assert message.startswith("transformer-jax: ")
     assert message.count("\n") == 1
-    assert RunDirectory.open(path).steps_done == 4
+    assert RunFolder.open(path).steps_done == 4
     assert transformer_jax.load(path).step == 4
     filler.unlink()
     assert main(command) == 0

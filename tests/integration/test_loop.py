@@ -24,7 +24,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import evaluation, loop
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
@@ -56,7 +56,7 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
 def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compiler(
     half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunDirectory.open(Path(shutil.copytree(half_run, tmp_path / "run")))
+    folder = RunFolder.open(Path(shutil.copytree(half_run, tmp_path / "run")))
     longer = folder.with_config(folder.config.change(train={"steps": 8}))
     signal_at_step(monkeypatch, 5, signal.SIGTERM)
     monkeypatch.setattr(loop.CompiledStep, "is_compiling_ahead", lambda _: True)
@@ -89,7 +89,7 @@ def test_a_run_that_ended_off_schedule_and_is_extended_equals_one_long_run(
     resume(path, train={"steps": 8})
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
-    assert RunDirectory.open(path).config == RunDirectory.open(whole_run).config
+    assert RunFolder.open(path).config == RunFolder.open(whole_run).config
 
 
 def read_reports(run: Path) -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
         train(config, path)
     listed = json.loads((path / "diverged.json").read_text())["pairs"]
     assert sorted(map(int, listed)) == list(range(6, last + 1))
-    folder = RunDirectory.open(path)
+    folder = RunFolder.open(path)
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
     batches = prepared.batches(config.data, 0)
     assert all(listed[str(step)] == batches.pairs(step - 1).tolist() for step in range(6, last + 1))

@@ -16,25 +16,25 @@ from transformer_jax.cli import main
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import ConfigError, DataError, StorageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 
 
 def test_a_run_rejects_another_config_and_names_each_changed_field(whole_run: Path) -> None:
-    folder = RunDirectory.open(whole_run)
+    folder = RunFolder.open(whole_run)
     other = folder.config.change(model={"dropout": 0.2}, train={"seed": 1, "steps": 9})
     with pytest.raises(ConfigError) as caught:
         folder.with_config(other)
     assert "model.dropout 0.1 -> 0.2" in str(caught.value)
     assert "train.seed 0 -> 1" in str(caught.value)
     assert "steps" not in str(caught.value)
-    assert RunDirectory.open(whole_run).config == folder.config
+    assert RunFolder.open(whole_run).config == folder.config
 
 
 def test_a_run_rejects_fewer_steps_than_it_has_done(whole_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.steps must be at least 8, .* got 7"):
         resume(whole_run, train={"steps": 7})
-    assert RunDirectory.open(whole_run).config.train.steps == 8
+    assert RunFolder.open(whole_run).config.train.steps == 8
 
 
 def copy_with_description(run: Path, copy: Path, section: str, **values: Any) -> Path:
@@ -85,7 +85,7 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     ):
         assert main(["resume", "run", *options]) == 65
         assert message in capsys.readouterr().err
-        assert RunDirectory.open(path).config.data.folder == "texts"
+        assert RunFolder.open(path).config.data.folder == "texts"
     ours, theirs = os.pipe()
     monkeypatch.setattr(heartbeat, "_pipe", theirs)
     assert main(["resume", "run", "--data.folder", "moved"]) == 0
@@ -95,4 +95,4 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
         # Because of this message, a supervisor does not count the check as part of startup.
         assert next(messages) == "busy checking the moved text\n"
     monkeypatch.chdir(tmp_path)
-    assert RunDirectory.open(path).config.data.folder == "moved"
+    assert RunFolder.open(path).config.data.folder == "moved"

@@ -232,7 +232,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from rich.console import Console
 from small import SMALL, metrics_of
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.distributed import heartbeat
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.create_run import create_run
@@ -240,7 +240,7 @@ from transformer_jax.training.create_run import create_run
 path, quiet = Path(sys.argv[2]), Console(quiet=True)
 config = SMALL.change(model={"dropout": 0}, train={"checkpoint_every": 2, "log_every": 1})
 if path.exists():
-    folder = RunDirectory.open(path)
+    folder = RunFolder.open(path)
     folder = folder.with_config(folder.config.change(train=json.loads(sys.argv[3])))
 else:
     folder = create_run(config.change(train=json.loads(sys.argv[3])), path, quiet)

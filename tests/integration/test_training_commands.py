@@ -20,7 +20,7 @@ from transformer_jax.cli import main
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.errors import DataError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.runs.versions import installed_versions, source_commit
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
@@ -82,7 +82,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     assert main(["reproduce", "original"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
-    folder = RunDirectory.open(Path("original"))
+    folder = RunFolder.open(Path("original"))
     arrays = state_of(folder.path)[1]
     arrays["params"] = jax.tree.map(lambda x: x + 1, arrays["params"])
     versions = {**installed_versions(), "jax": "0.0.1"}

@@ -23,7 +23,7 @@ from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer, check_model
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
 from transformer_jax.runs.metrics_file import truncate_metrics
-from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory
+from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder
 from transformer_jax.training.metric_writer import MetricWriter
 
 PACKAGE = Path(transformer_jax.__file__).parent
@@ -274,7 +274,7 @@ def test_a_name_that_is_too_long_is_reported_in_one_line(
     ],
 )
 def test_an_invalid_report_is_rejected(report: str, copy: Path) -> None:
-    folder = RunDirectory.open(copy)
+    folder = RunFolder.open(copy)
     before = folder.metrics.read_text("utf-8")
     folder.metrics.write_text(f"{report}\n{before}", "utf-8")
 

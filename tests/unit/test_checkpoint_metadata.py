@@ -13,7 +13,7 @@ IDENTITY = {"model.d_model": 2, "data": "f1a9"}
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A directory that contains the metadata of checkpoint 4."""
+    """A folder that contains the metadata of checkpoint 4."""
     folder = tmp_path / "run" / "checkpoints" / "4"
     folder.mkdir(parents=True)
     CheckpointMetadata(9.0, 1, {"skipped": 2}).write(folder, 4, IDENTITY)

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "step"
 
 
-def test_an_unchanged_directory_passes_and_sha256sum_agrees(folder: Path) -> None:
+def test_an_unchanged_folder_passes_and_sha256sum_agrees(folder: Path) -> None:
     checksums.check(folder)
     assert checksums.read(folder, "b/d.json") == (folder / "b/d.json").read_bytes()
     command = ["sha256sum", "--check", "--strict", checksums.NAME]
@@ -51,7 +51,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "emptied": (lambda f: (f / "b/c").write_bytes(b""), "b/c differs from what was written"),
     "zeros": (lambda f: (f / "b/c").write_bytes(bytes(50)), "b/c differs from what was written"),
     "deleted": (lambda f: (f / "b/e/f").unlink(), "b/e/f is missing"),
-    "directory deleted": (lambda f: shutil.rmtree(f / "b"), "b/c is missing"),
+    "folder deleted": (lambda f: shutil.rmtree(f / "b"), "b/c is missing"),
     "two files swapped": (swap, "a differs from what was written"),
     "an additional file": (lambda f: (f / "b/z").touch(), "b/z is not listed"),
     "an additional link": (
@@ -63,7 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "a is not a regular file",
     ),
     "a pipe": (lambda f: os.mkfifo(f / "z"), "z is not a regular file"),
-    "a name outside the directory": (
+    "a name outside the folder": (
         lambda f: append(f / checksums.NAME, f"{'0' * 64}  ../../etc/passwd\n"),
         "../../etc/passwd is missing",
     ),
@@ -101,7 +101,7 @@ def test_a_flipped_bit_is_detected_in_any_file_and_in_the_list(folder: Path) -> 
     checksums.check(folder)
 
 
-def test_a_directory_that_is_a_link_is_rejected(folder: Path) -> None:
+def test_a_folder_that_is_a_link_is_rejected(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     with pytest.raises(CorruptionError, match="link is a link"):

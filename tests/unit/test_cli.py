@@ -28,7 +28,7 @@ from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from transformer_jax.config.loading import load_config
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.runs.run_directory import FORMAT, RunDirectory
+from transformer_jax.runs.run_folder import FORMAT, RunFolder
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 OPTIONS = [
@@ -582,7 +582,7 @@ def test_diff_of_runs_names_the_software_versions_that_differ(
     prepared = prepare(SMALL.data)
     for name, seed in (("a", 0), ("b", 1)):
         config = SMALL.change(train={"seed": seed})
-        RunDirectory.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)
+        RunFolder.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)
     description = tmp_path / "b" / "run.json"
     stored = json.loads(description.read_text())
     stored["versions"] |= {"jax": "0.0.1", "added": "2"}

@@ -14,13 +14,13 @@ from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError
 from transformer_jax.inference import evaluation_files
 from transformer_jax.inference.evaluate import Evaluation
-from transformer_jax.inference.evaluation_files import directory_name, save_evaluation
+from transformer_jax.inference.evaluation_files import folder_name, save_evaluation
 from transformer_jax.inference.perplexity import SentenceScore
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 DECODE = Config().to_dict()["decode"]
 SOURCES, REFERENCES = ["one", "two"], ["eins", "zwei"]
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
     config = replace(SMALL, decode=Config().decode)
     model = build_transformer(config.model, **vocabulary.sizes)
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
-    return Run(RunDirectory(tmp_path, config, vocabulary, ""), params, steps=(8,))
+    return Run(RunFolder(tmp_path, config, vocabulary, ""), params, steps=(8,))
 
 
 def evaluation_of(hypotheses: list[str], *, step: int = 8, average: int = 1) -> Evaluation:
@@ -62,7 +62,7 @@ def test_lines_and_scores_can_be_read_back(run: Run) -> None:
     assert [SentenceScore(int(s), int(t), float(nll)) for s, t, nll in rows] == evaluation.sentences
 
 
-def test_each_checkpoint_of_a_mean_has_its_own_directory(run: Run) -> None:
+def test_each_checkpoint_of_a_mean_has_its_own_folder(run: Run) -> None:
     singles = tuple(evaluation_of(REFERENCES, step=step) for step in (4, 8))
     mean = evaluation_of(SOURCES, average=2)._replace(per_checkpoint=singles)
     parent = save_evaluation(run, mean).parent
@@ -75,7 +75,7 @@ def test_each_checkpoint_of_a_mean_has_its_own_directory(run: Run) -> None:
     assert scores == singles[0].result
 
 
-def test_each_way_of_translating_has_its_own_directory() -> None:
+def test_each_way_of_translating_has_its_own_folder() -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"length_penalty_alpha": 1.0},
@@ -86,7 +86,7 @@ def test_each_way_of_translating_has_its_own_directory() -> None:
         {"beam_size": 2},
     ]
     result = evaluation_of(REFERENCES).result
-    names = [directory_name({**result, "decode": result["decode"] | new}) for new in changes]
+    names = [folder_name({**result, "decode": result["decode"] | new}) for new in changes]
     assert len(set(names)) == len(changes)
     assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in names
 

@@ -9,11 +9,11 @@ from transformer_jax.cli import main
 from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.config import Config
 from transformer_jax.interop.expressible import Format
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return write_untrained_run(tmp_path_factory.mktemp("runs") / "run", steps=(4,))
 
 
@@ -35,14 +35,14 @@ def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_model_that_cannot_be_exported_is_reported_before_it_is_loaded(
-    small_run: RunDirectory,
+    small_run: RunFolder,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: Format,
     config: Config,
     message: str,
 ) -> None:
-    run = RunDirectory.create(tmp_path / "run", config, small_run.vocabulary, "0")
+    run = RunFolder.create(tmp_path / "run", config, small_run.vocabulary, "0")
     arguments = ["--format", name, "--out", str(tmp_path / "model")]
     assert main(["export", str(run.path), *arguments]) == 2
     assert f" cannot express {message}" in capsys.readouterr().err
@@ -53,7 +53,7 @@ def test_a_model_that_cannot_be_exported_is_reported_before_it_is_loaded(
     [("ctranslate2", "ctranslate2"), ("marian", "safetensors"), ("safetensors", "safetensors")],
 )
 def test_a_missing_library_is_reported_before_the_run_is_loaded(
-    small_run: RunDirectory,
+    small_run: RunFolder,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -15,19 +15,19 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.errors import StorageError
 from transformer_jax.inference.evaluate import evaluate
-from transformer_jax.inference.evaluation_files import directory_name, find_result
+from transformer_jax.inference.evaluation_files import find_result, folder_name
 from transformer_jax.inference.grid import Grid, _select_averages, evaluate_grid
 from transformer_jax.inference.trained_run import load, load_averages
 from transformer_jax.json_types import MAX_JSON_BYTES, JsonObject
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 GREEDY = Grid(beam_sizes=[1], averages=[2, 1])
 GRID = Grid(beam_sizes=[2, 1], alphas=[3.0, 0.0], averages=[2, 1])
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Return a run with two checkpoints and a development set of ten lines."""
     folder = tmp_path_factory.mktemp("grid")
     files: dict[str, tuple[str, str]] = {}
@@ -42,12 +42,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def results(run: RunDirectory) -> list[JsonObject]:
+def results(run: RunFolder) -> list[JsonObject]:
     return evaluate_grid(run, "dev", GREEDY)
 
 
 @pytest.fixture(scope="module")
-def all_results(run: RunDirectory) -> list[JsonObject]:
+def all_results(run: RunFolder) -> list[JsonObject]:
     return evaluate_grid(run, "dev", GRID)
 
 
@@ -71,7 +71,7 @@ def test_a_grid_has_every_combination(all_results: list[JsonObject]) -> None:
 
 @pytest.mark.slow
 def test_each_result_is_that_of_a_separate_evaluation(
-    run: RunDirectory, all_results: list[JsonObject]
+    run: RunFolder, all_results: list[JsonObject]
 ) -> None:
     mean = load(run.path, average_checkpoints=2)
     search = {"beam_size": 2, "length_penalty_alpha": 3.0}
@@ -81,7 +81,7 @@ def test_each_result_is_that_of_a_separate_evaluation(
 
 
 def test_a_repeated_grid_evaluates_only_what_is_missing(
-    run: RunDirectory, results: list[JsonObject]
+    run: RunFolder, results: list[JsonObject]
 ) -> None:
     titles: list[str] = []
 
@@ -91,7 +91,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
 
     assert repeat() == results
     assert titles == []
-    name = directory_name(results[1])
+    name = folder_name(results[1])
     shutil.rmtree(run.path / "evaluations" / name)
     assert repeat() == results
     assert set(titles) == {"evaluation 2 of 2"}
@@ -104,7 +104,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
 
 @pytest.mark.slow
 def test_the_command_line_prints_a_grid_of_the_development_set(
-    run: RunDirectory, all_results: list[JsonObject], capsys: pytest.CaptureFixture[str]
+    run: RunFolder, all_results: list[JsonObject], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--grid", "--beam-sizes", "1", "2", "--alphas", "0", "3", "--averages", "1", "2"]
     assert main(["evaluate", str(run.path), *options, "--json"]) == 0
@@ -139,7 +139,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
     ids=str,
 )
 def test_a_mistake_in_a_grid_is_one_line(
-    run: RunDirectory, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run.path), *options]) == 2
     captured = capsys.readouterr()
@@ -148,7 +148,7 @@ def test_a_mistake_in_a_grid_is_one_line(
 
 
 def test_a_grid_averages_the_papers_numbers_as_far_as_the_run_has_them(
-    run: RunDirectory, results: list[JsonObject]
+    run: RunFolder, results: list[JsonObject]
 ) -> None:
     default = evaluate_grid(run, "dev", Grid(beam_sizes=[1]))
     assert default == results[:1]
@@ -170,9 +170,9 @@ def test_the_default_averages_have_only_consecutive_intact_checkpoints_until_the
 
 
 def test_bleu_with_another_tokenizer_is_not_reused(
-    run: RunDirectory, results: list[JsonObject], tmp_path: Path
+    run: RunFolder, results: list[JsonObject], tmp_path: Path
 ) -> None:
-    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    copy = RunFolder.open(Path(shutil.copytree(run.path, tmp_path / "run")))
     decode = DecodeConfig(**results[0]["decode"])
     assert find_result(copy, "dev", [8], decode) == results[0]
     other = replace(copy, config=copy.config.change(data={"bleu_tokenizer": "13a"}))
@@ -181,20 +181,20 @@ def test_bleu_with_another_tokenizer_is_not_reused(
 
 @pytest.mark.parametrize("name", ["perplexity", "bleu", "chrf", "size"])
 def test_a_stored_result_in_another_format_is_not_reused(
-    run: RunDirectory, results: list[JsonObject], tmp_path: Path, name: str
+    run: RunFolder, results: list[JsonObject], tmp_path: Path, name: str
 ) -> None:
-    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    copy = RunFolder.open(Path(shutil.copytree(run.path, tmp_path / "run")))
     stored = results[0] | {name: "x" * (MAX_JSON_BYTES if name == "size" else 1)}
-    path = copy.path / "evaluations" / directory_name(stored) / "scores.json"
+    path = copy.path / "evaluations" / folder_name(stored) / "scores.json"
     assert path.exists()
     path.write_text(json.dumps(stored))
     assert find_result(copy, "dev", [8], DecodeConfig(**stored["decode"])) is None
 
 
 def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
-    run: RunDirectory, tmp_path: Path
+    run: RunFolder, tmp_path: Path
 ) -> None:
-    copy = RunDirectory.open(Path(shutil.copytree(run.path, tmp_path / "run")))
+    copy = RunFolder.open(Path(shutil.copytree(run.path, tmp_path / "run")))
     averages = load_averages(copy, [4, 8], [1, 2])
     next(averages)
     shutil.rmtree(copy.checkpoints / "4")
@@ -203,13 +203,13 @@ def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
 
 
 def test_results_that_cannot_be_stored_are_still_returned(
-    run: RunDirectory, results: list[JsonObject], tmp_path: Path
+    run: RunFolder, results: list[JsonObject], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(run.path, tmp_path / "run"))
     shutil.rmtree(copy / "evaluations")
     (copy / "evaluations").touch()
     notes: list[Any] = []
     grid = Grid(beam_sizes=[1], averages=[1])
-    assert evaluate_grid(RunDirectory.open(copy), "dev", grid, say=notes.append) == results[:1]
+    assert evaluate_grid(RunFolder.open(copy), "dev", grid, say=notes.append) == results[:1]
     assert len(notes) == 1
     assert "could not be saved" in notes[0]

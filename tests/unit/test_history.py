@@ -20,7 +20,7 @@ from transformer_jax.errors import UsageError
 from transformer_jax.inference.comparison import Comparison
 from transformer_jax.inference.history import metrics_table, stored_evaluations
 from transformer_jax.inference.summary import summarize
-from transformer_jax.runs.run_directory import Package, RunDirectory
+from transformer_jax.runs.run_folder import Package, RunFolder
 
 REPORTS: list[Any] = [
     {"step": 2, "split": "train", "loss": 4.0, "time": 1.0},
@@ -49,18 +49,18 @@ SCORES: dict[str, Any] = {
 }
 
 
-def write_metrics(folder: RunDirectory, reports: list[Any]) -> None:
+def write_metrics(folder: RunFolder, reports: list[Any]) -> None:
     folder.metrics.write_text("".join(f"{json.dumps(x)}\n" for x in reports) + '{"step": 9')
 
 
-def write_scores(folder: RunDirectory, name: str, content: object) -> None:
+def write_scores(folder: RunFolder, name: str, content: object) -> None:
     path = folder.path / "evaluations" / name / "scores.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run without checkpoints, whose metrics and scores contain invalid values."""
     path = tmp_path_factory.mktemp("runs") / "<b>run"
     folder = write_untrained_run(path, steps=())
@@ -75,19 +75,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return folder
 
 
-def copy_run(run: RunDirectory, path: Path, reports: list[Any], **changes: Any) -> RunDirectory:
+def copy_run(run: RunFolder, path: Path, reports: list[Any], **changes: Any) -> RunFolder:
     """Copy a run, and change the metrics and the config of the copy."""
     shutil.copytree(run.path, path)
     description = json.loads((path / "run.json").read_text())
     for section, fields in changes.items():
         description["config"][section] |= fields
     (path / "run.json").write_text(json.dumps(description))
-    folder = RunDirectory.open(path)
+    folder = RunFolder.open(path)
     write_metrics(folder, reports)
     return folder
 
 
-def test_metrics_are_rows_of_numbers_by_step(run: RunDirectory) -> None:
+def test_metrics_are_rows_of_numbers_by_step(run: RunFolder) -> None:
     assert metrics_table(run) == [
         {"step": 2, "train/loss": 4.0, "train/time": 1.0},
         {"step": 4, "train/loss": 3.0, "train/time": 2.0, "dev/perplexity": 9.0, "dev/bleu": 1.5},
@@ -95,7 +95,7 @@ def test_metrics_are_rows_of_numbers_by_step(run: RunDirectory) -> None:
     ]
 
 
-def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_run_without_metrics_has_an_empty_table(run: RunFolder, tmp_path: Path) -> None:
     folder = copy_run(run, tmp_path / "run", [])
     folder.metrics.unlink()
     assert metrics_table(folder) == []
@@ -104,21 +104,21 @@ def test_a_run_without_metrics_has_an_empty_table(run: RunDirectory, tmp_path: P
         transformer_jax.compare(folder.path).plot()
 
 
-def test_the_step_of_a_package_is_that_of_its_parameters(run: RunDirectory, tmp_path: Path) -> None:
+def test_the_step_of_a_package_is_that_of_its_parameters(run: RunFolder, tmp_path: Path) -> None:
     folder = copy_run(run, tmp_path / "package", [])
     package = replace(folder, package=Package((4, 8), "float32"))
     comparison = Comparison({"package": (package,)}, {package.path: []})
     assert comparison.table[0]["step"] == 8
 
 
-def test_a_path_that_is_not_utf_8_is_escaped_in_html(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf_8_is_escaped_in_html(run: RunFolder, tmp_path: Path) -> None:
     folder = copy_run(run, tmp_path / "a\udcff", REPORTS)
     comparison = transformer_jax.compare(folder.path)
     for text in (summarize(folder, (8,), 10), comparison._repr_html_(), repr(comparison)):
         assert r"a\udcff" in text.encode().decode()
 
 
-def test_metrics_that_are_not_finite_are_drawn_as_gaps(run: RunDirectory, tmp_path: Path) -> None:
+def test_metrics_that_are_not_finite_are_drawn_as_gaps(run: RunFolder, tmp_path: Path) -> None:
     values = (4.0, math.nan, math.inf, 3.0)
     reports = [{"step": i, "split": "train", "loss": x} for i, x in enumerate(values)]
     folder = copy_run(run, tmp_path / "run", reports)
@@ -131,13 +131,13 @@ def test_metrics_that_are_not_finite_are_drawn_as_gaps(run: RunDirectory, tmp_pa
     assert "<svg" in picture.svg
 
 
-def test_stored_evaluations_are_ordered_and_invalid_ones_are_left_out(run: RunDirectory) -> None:
+def test_stored_evaluations_are_ordered_and_invalid_ones_are_left_out(run: RunFolder) -> None:
     found = [(row["split"], row["step"], row.get("bleu")) for row in stored_evaluations(run)]
     assert found == [(HOSTILE, 8, None), ("test", 4, 10.0), ("test", 8, 20.25)]
 
 
 def test_the_newest_scores_are_those_of_the_search_in_the_config(
-    run: RunDirectory, tmp_path: Path
+    run: RunFolder, tmp_path: Path
 ) -> None:
     folder = copy_run(run, tmp_path / "run", REPORTS, decode={"average_checkpoints": 1})
     decode = folder.config.to_dict()["decode"]
@@ -153,7 +153,7 @@ def test_the_newest_scores_are_those_of_the_search_in_the_config(
 
 
 def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
-    run: RunDirectory,
+    run: RunFolder,
 ) -> None:
     page = summarize(run, (8,), 12_345)
     for part in ("step 8, 12,345 parameters", "model.d_model", ">512<", ">16<", "20.25", "40.50"):
@@ -168,7 +168,7 @@ def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
-    run: RunDirectory, tmp_path: Path
+    run: RunFolder, tmp_path: Path
 ) -> None:
     faster = [x | {"perplexity": 4.0} if "perplexity" in x else x for x in REPORTS]
     seeds = copy_run(run, tmp_path / "row" / "seed-1", faster, train={"seed": 1})
@@ -196,7 +196,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_a_band(
 
 
 def test_a_group_has_the_same_color_and_a_label_even_if_others_lack_the_metric(
-    run: RunDirectory, tmp_path: Path
+    run: RunFolder, tmp_path: Path
 ) -> None:
     first = copy_run(run, tmp_path / "first", REPORTS[:1], model={"num_heads": 1})
     comparison = transformer_jax.compare([first.path, run.path])
@@ -209,7 +209,7 @@ def test_a_group_has_the_same_color_and_a_label_even_if_others_lack_the_metric(
 
 
 def test_no_two_groups_have_the_same_label(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_run(run, tmp_path / "first" / "name", REPORTS)
     copy_run(run, tmp_path / "name", REPORTS, model={"num_heads": 1})
@@ -220,7 +220,7 @@ def test_no_two_groups_have_the_same_label(
     assert [row["run"] for row in comparison.table] == ["first/name", "name"]
 
 
-def test_runs_that_cannot_be_compared_are_errors(run: RunDirectory, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_errors(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run to compare"):
         transformer_jax.compare([])
     with pytest.raises(UsageError, match="a run is listed twice"):
@@ -240,7 +240,7 @@ def test_runs_that_cannot_be_compared_are_errors(run: RunDirectory, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["curves", "schedule"])
 def test_the_command_draws_what_needs_no_parameters(
-    run: RunDirectory, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "x.svg"
     assert main(["plot", str(run.path), "--kind", kind, "--out", str(out)]) == 0
@@ -250,7 +250,7 @@ def test_the_command_draws_what_needs_no_parameters(
 
 
 def test_the_command_checks_the_file_before_it_draws_and_replaces_no_file(
-    run: RunDirectory,
+    run: RunFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

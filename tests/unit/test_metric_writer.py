@@ -12,16 +12,16 @@ from small import SMALL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_jax.errors import StorageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 
 VALUES = {"loss": 2.5, "learning_rate": 1e-3, "flops": 4e9}
 
 
-def directory(path: Path) -> RunDirectory:
+def directory(path: Path) -> RunFolder:
     # The metric writer does not use the vocabulary or the fingerprint.
     vocabulary: Any = None
-    return RunDirectory(path, SMALL, vocabulary, "")
+    return RunFolder(path, SMALL, vocabulary, "")
 
 
 def write(path: Path, *reports: tuple[int, str, dict[str, float]]) -> str:

@@ -19,7 +19,7 @@ from transformer_jax.inference.evaluate import evaluate
 from transformer_jax.inference.evaluation_files import save_evaluation
 from transformer_jax.inference.packaging import package_run
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 
 LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
@@ -123,7 +123,7 @@ def test_the_checksums_verify_a_package_and_damage_is_detected(
 def test_a_package_names_no_folder_of_the_machine(run: Run, tmp_path: Path) -> None:
     files = {split: (f"/home/a/{split}.en", f"b/{split}.de.gz") for split in ("train", "dev")}
     data = {**files, "corpus": "text", "folder": "/home/c"}
-    folder = RunDirectory.create(
+    folder = RunFolder.create(
         tmp_path / "run", run.config.change(data=data), run.vocabulary, run.folder.fingerprint
     )
     path = package_run(Run(folder, run.params, run.steps), tmp_path / "package").path
@@ -163,9 +163,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
 def test_bad_input_is_one_line_and_leaves_no_folder(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty = RunDirectory.create(
-        tmp_path / "empty", run.config, run.vocabulary, run.folder.fingerprint
-    )
+    empty = RunFolder.create(tmp_path / "empty", run.config, run.vocabulary, run.folder.fingerprint)
     path = str(run.folder.path)
     for arguments, message in (
         ([str(empty.path)], "has no checkpoint yet"),
@@ -206,7 +204,7 @@ def test_an_invalid_description_is_rejected(
     description = json.loads((path / "run.json").read_text("utf-8"))
     (path / "run.json").write_text(json.dumps(description | {"package": package}), "utf-8")
     with pytest.raises(StorageError, match=r"run.json (cannot be read|has no)"):
-        RunDirectory.open(path)
+        RunFolder.open(path)
 
 
 @pytest.mark.slow

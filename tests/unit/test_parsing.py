@@ -15,7 +15,7 @@ from transformer_jax.errors import DataError
 from transformer_jax.inference.parsing import describe_parses, score_parses
 from transformer_jax.inference.tasks import main_score, score_task
 from transformer_jax.inference.translate import Translator
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.evaluation import DevEvaluator
 from transformer_jax.training.metric_writer import MetricWriter
@@ -119,7 +119,7 @@ def test_a_bad_reference_is_reported_before_the_search(
 
 def test_a_bad_reference_is_reported_before_training(tmp_path: Path) -> None:
     prepared = prepare(SMALL.data)
-    folder = RunDirectory(
+    folder = RunFolder(
         tmp_path, SMALL.change(data={"task": "parsing"}), prepared.vocabulary, prepared.fingerprint
     )
     components = Mock(spec=RunComponents, folder=folder, prepared=prepared)

@@ -17,7 +17,7 @@ from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_repr_is_short(run: Run) -> None:
 def test_a_run_shows_its_metrics_as_a_table_a_picture_and_a_summary(run: Run, copy: Path) -> None:
     reports = [{"step": s, "split": "dev", "perplexity": 8.0 / s} for s in (1, 2)]
     (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
-    copied = dataclasses.replace(run, folder=RunDirectory.open(copy))
+    copied = dataclasses.replace(run, folder=RunFolder.open(copy))
     expected = [{"step": 1, "dev/perplexity": 8.0}, {"step": 2, "dev/perplexity": 4.0}]
     assert copied.metrics == expected
     [axes] = copied.plot_curves().figure.axes

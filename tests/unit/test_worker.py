@@ -10,7 +10,7 @@ from treebank import write_treebank
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import RunInterrupted
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status, write_status
@@ -33,7 +33,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
     sweep.store()
     [run] = sweep.runs
     prepared = prepare(run.config.data)
-    RunDirectory.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
+    RunFolder.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
     run.log_file.touch()
     monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
     write_status(run, "stopped", finished=["train", "dev"])

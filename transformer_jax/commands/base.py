@@ -17,7 +17,7 @@ from tyro.conf import Positional, Suppress, arg
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import shell_command
 from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.rows import with_sections
 
 ConfigArgument = Positional[
@@ -98,7 +98,7 @@ class PathCommand(abc.ABC):
         return {name: x for name, x in values.items() if x != getattr(type(self), name)}
 
 
-def translate_command(run: RunDirectory, option: str) -> str:
+def translate_command(run: RunFolder, option: str) -> str:
     """Return a shell command that translates sample input or FILE with a run's model.
 
     `option` starts with a space or is "".

@@ -12,7 +12,7 @@ from transformer_jax.commands.base import FileCommand, PathCommand
 from transformer_jax.commands.tables import print_parameter_totals, show_table
 from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import stdout
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -85,5 +85,5 @@ def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return a config and, for a run, the run's `versions`."""
     if not Path(spec).is_dir():
         return loading.load_config(spec), {}
-    run = RunDirectory.open(Path(spec))
+    run = RunFolder.open(Path(spec))
     return run.config, run.versions

@@ -17,7 +17,7 @@ from transformer_jax.commands.tables import (
 )
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformer_jax.inference.evaluate import Evaluation
@@ -71,7 +71,7 @@ class Evaluate(RunCommand):
         """Score the run's translations, print the scores, and store them in the run's folder."""
         if self.baseline is not None:
             # Report a wrong path before importing JAX.
-            RunDirectory.open(self.baseline)
+            RunFolder.open(self.baseline)
         if self.on is not None and self.split is not None:
             raise UsageError("--on and --split are mutually exclusive: pass only one of them")
         self._check_grid_options()
@@ -141,7 +141,7 @@ class Evaluate(RunCommand):
 
     def _run_grid(self) -> None:
         """Evaluate all combinations of settings, and print them."""
-        folder = RunDirectory.open(Path(self.run_folder))
+        folder = RunFolder.open(Path(self.run_folder))
         from transformer_jax.inference.grid import Grid, evaluate_grid
 
         grid = Grid(**self.select_given(*GRID_OPTIONS))

@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.runs.run_directory import RunDirectory, check_available
+from transformer_jax.runs.run_folder import RunFolder, check_available
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -25,7 +25,7 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     if average_checkpoints is not None and average_checkpoints < 1:
         raise UsageError(f"--average-checkpoints must be positive, got {average_checkpoints}")
     # Open the run before importing JAX, so that a wrong path is reported immediately.
-    run = RunDirectory.open(path)
+    run = RunFolder.open(path)
     from transformer_jax.inference.trained_run import load
 
     if run.package is None:

@@ -12,7 +12,7 @@ from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.console import shell_command, stderr, stdout
 from transformer_jax.errors import UsageError, VerificationFailedError
 from transformer_jax.interop.expressible import Format, check_exportable
-from transformer_jax.runs.run_directory import RunDirectory, check_available
+from transformer_jax.runs.run_folder import RunFolder, check_available
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -53,7 +53,7 @@ class Export(CheckpointCommand):
         out = self.out or Path(f"{name}-{self.format}")
         # Check these arguments before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)
-        check_exportable(RunDirectory.open(Path(self.run_folder)).config, self.format)
+        check_exportable(RunFolder.open(Path(self.run_folder)).config, self.format)
         run = self.load()
         result = self._export(run, out)
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

@@ -12,7 +12,7 @@ from transformer_jax.commands.base import PathCommand, check_new_file, find_free
 from transformer_jax.commands.inference import load_run
 from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import UsageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ class Plot(PathCommand):
         out = self._check_options()
         stdout.print(f"written to {self._draw(folders).save(out)}")
 
-    def _open_runs(self) -> Sequence[RunDirectory]:
+    def _open_runs(self) -> Sequence[RunFolder]:
         if len(self.folders) > 1 and self.kind != "curves":
             raise UsageError(
                 f"--kind {self.kind} plots one run, got {len(self.folders)}; only --kind curves "
                 f"plots several"
             )
         # Report a wrong path before importing JAX.
-        return [RunDirectory.open(Path(folder)) for folder in self.folders]
+        return [RunFolder.open(Path(folder)) for folder in self.folders]
 
     def _check_options(self) -> Path:
         """Check all options and return the file to write."""
@@ -112,7 +112,7 @@ class Plot(PathCommand):
     def _load(self) -> "Run":
         return load_run(Path(self.folders[0]), self.average_checkpoints, self.step)
 
-    def _draw(self, folders: Sequence[RunDirectory]) -> "Picture":
+    def _draw(self, folders: Sequence[RunFolder]) -> "Picture":
         match self.kind:
             case "curves":
                 from transformer_jax.inference.comparison import compare

@@ -24,7 +24,7 @@ from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
 from transformer_jax.json_types import JsonObject
-from transformer_jax.runs.run_directory import RunDirectory, check_available
+from transformer_jax.runs.run_folder import RunFolder, check_available
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Train(FileCommand, TrainingCommand):
                         config, self.path, stderr, init_from=self.init_from, progress=progress
                     )
             group.barrier()
-            _train(RunDirectory.open(self.path), group)
+            _train(RunFolder.open(self.path), group)
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ class Resume(TrainingCommand):
 
     def load_rows(self) -> dict[str, Row]:
         """Return the run's config."""
-        return self.with_sections({"": Row(RunDirectory.open(self.path).config)})
+        return self.with_sections({"": Row(RunFolder.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
         """Store the options in the run's config, and train from the latest checkpoint."""
         config = rows[""].config
         with self.join_processes(config) as group:
-            folder = RunDirectory.open(self.path)
+            folder = RunFolder.open(self.path)
             _check_moved_text(folder, config.data)
             folder = folder.with_config(config)
             # The primary process stores the new config after every process has read the old one.
@@ -193,7 +193,7 @@ class Reproduce(PathCommand):
             DataError: the text differs from the run's text.
             NotReproducedError: the parameters differ.
         """
-        original = RunDirectory.open(Path(self.run_folder))
+        original = RunFolder.open(Path(self.run_folder))
         if original.package is not None:
             raise UsageError(f"{original.path} is packaged: reproduce the run it was made from")
         if original.steps_done == 0:
@@ -202,7 +202,7 @@ class Reproduce(PathCommand):
         base = original.path if original.path.name not in ("", "..") else original.path.resolve()
         out = self.out or base.with_name(f"{base.name}-reproduced")
         is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
-        if not is_started or RunDirectory.open(out).identity != original.identity:
+        if not is_started or RunFolder.open(out).identity != original.identity:
             check_available(out)
         from transformer_jax.data.prepare import find_prepared
         from transformer_jax.training.loop import run_training
@@ -212,13 +212,13 @@ class Reproduce(PathCommand):
         with progress_bar() as progress:
             find_prepared(config.data, vocabulary, fingerprint, progress=progress)
         if not is_started:
-            RunDirectory.create(out, config, vocabulary, fingerprint)
-        copy = RunDirectory.open(out).with_config(config)
+            RunFolder.create(out, config, vocabulary, fingerprint)
+        copy = RunFolder.open(out).with_config(config)
         run_training(copy, stdout)
         _compare_parameters(original, copy)
 
 
-def _compare_parameters(original: RunDirectory, copy: RunDirectory) -> None:
+def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
     """Print the digests of the checkpoints that both runs have, and check that they match."""
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.inspect import digest_params
@@ -258,7 +258,7 @@ def _environment(checkpoint: JsonObject) -> dict[str, str]:
     return {**checkpoint.get("versions", {}), **devices}
 
 
-def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
+def _check_moved_text(folder: RunFolder, data: DataConfig) -> None:
     """If the config has new paths for the text, check that the text itself is unchanged."""
     paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)
@@ -274,7 +274,7 @@ def _check_moved_text(folder: RunDirectory, data: DataConfig) -> None:
             find_prepared(moved, *expected, verify_text=True, progress=report)
 
 
-def _train(folder: RunDirectory, group: ProcessGroup) -> None:
+def _train(folder: RunFolder, group: ProcessGroup) -> None:
     from transformer_jax.data.prepare import find_prepared
     from transformer_jax.training.loop import run_training
 

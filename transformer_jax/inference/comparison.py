@@ -24,7 +24,7 @@ from transformer_jax.inference.history import (
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.json_types import JsonObject
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.text import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ SEED_FOLDER = re.compile(r"seed-\d+")
 class Comparison:
     """Several runs, grouped by all config fields except the seed."""
 
-    groups: dict[str, tuple[RunDirectory, ...]]
+    groups: dict[str, tuple[RunFolder, ...]]
     """The runs in each group, keyed by the group's label. Runs in a group differ only in their
     seed."""
     metrics: dict[Path, MetricsTable]
@@ -65,7 +65,7 @@ class Comparison:
         fields = _differing_fields([run.config for _, run in runs])
         return [self._row(label, run, fields) for label, run in runs]
 
-    def _row(self, label: str, run: RunDirectory, fields: Sequence[tuple[str, str]]) -> JsonObject:
+    def _row(self, label: str, run: RunFolder, fields: Sequence[tuple[str, str]]) -> JsonObject:
         config, metrics = run.config.to_dict(), self.metrics[run.path]
         row: JsonObject = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
         row |= {f"{section}.{key}": config[section][key] for section, key in fields}
@@ -106,12 +106,12 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     """
     if isinstance(runs, str | Path | Run):
         runs = [runs]
-    folders = [x.folder if isinstance(x, Run) else RunDirectory.open(Path(x)) for x in runs]
+    folders = [x.folder if isinstance(x, Run) else RunFolder.open(Path(x)) for x in runs]
     if not folders:
         raise UsageError("there is no run to compare")
     if len({folder.path.resolve() for folder in folders}) < len(folders):
         raise UsageError("a run is listed twice")
-    groups: dict[Config, list[RunDirectory]] = {}
+    groups: dict[Config, list[RunFolder]] = {}
     for folder in folders:
         if folder.fingerprint != folders[0].fingerprint:
             raise UsageError(
@@ -122,12 +122,12 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     return Comparison(_label(list(groups.values())), {f.path: metrics_table(f) for f in folders})
 
 
-def _label(groups: Sequence[Sequence[RunDirectory]]) -> dict[str, tuple[RunDirectory, ...]]:
+def _label(groups: Sequence[Sequence[RunFolder]]) -> dict[str, tuple[RunFolder, ...]]:
     """Label each group with its first run's name, or with that run's path if the name is taken.
 
     A relative path can equal another run's name, so the absolute path is the last choice.
     """
-    labeled: dict[str, tuple[RunDirectory, ...]] = {}
+    labeled: dict[str, tuple[RunFolder, ...]] = {}
     for runs in groups:
         path = runs[0].path.resolve()
         name = path.parent.name if SEED_FOLDER.fullmatch(path.name) else path.name

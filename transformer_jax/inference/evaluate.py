@@ -28,7 +28,7 @@ class Text(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
-    """The name of a split, or "on-FILE-DIGEST" for text from files. The evaluation's directory name
+    """The name of a split, or "on-FILE-DIGEST" for text from files. The evaluation's folder name
     starts with this value."""
     title: str
     sources: list[str]

@@ -1,6 +1,6 @@
-"""Store an evaluation in the run, in a directory named after the split and search options.
+"""Store an evaluation in the run, in a folder named after the split and search options.
 
-The directory contains these files:
+The folder contains these files:
 
     evaluations/test-step8000-average5-beam4-alpha0.6/
         source.txt, hypothesis.txt, reference.txt
@@ -24,13 +24,13 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_number
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write the lines, the sentence scores, and finally the overall scores; return the directory.
+    """Write the lines, the sentence scores, and finally the overall scores; return the folder.
 
-    Evaluations of individual checkpoints have separate directories. An evaluation replaces an
+    Evaluations of individual checkpoints have separate folders. An evaluation replaces an
     earlier one only if the split, the checkpoints, and the decode config are the same.
 
     Raises:
@@ -38,7 +38,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
-    folder = run.folder.path / "evaluations" / directory_name(evaluation.result)
+    folder = run.folder.path / "evaluations" / folder_name(evaluation.result)
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
     with storage_errors(f"the scores could not be saved in {run.folder.path}"):
@@ -56,7 +56,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def find_result(
-    folder: RunDirectory, split: str, steps: Sequence[int], decode: DecodeConfig
+    folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> JsonObject | None:
     """Return the stored result of running this search on the mean of these checkpoints, or None.
 
@@ -71,15 +71,15 @@ def find_result(
         "decode": asdict(decode),
         "bleu_signature": bleu_signature(bleu_tokenizer(folder.config.data)),
     }
-    path = folder.path / "evaluations" / directory_name(settings) / "scores.json"
+    path = folder.path / "evaluations" / folder_name(settings) / "scores.json"
     result = read_json_object(path)
     # Earlier versions did not store `by_length`.
     is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
     return result if is_complete and settings.items() <= result.items() else None
 
 
-def directory_name(result: JsonObject) -> str:
-    """Return a directory name that is unique to the split, checkpoints, and decode config.
+def folder_name(result: JsonObject) -> str:
+    """Return a folder name that is unique to the split, checkpoints, and decode config.
 
     The name lists the fields that differ from the defaults. The run's config does not affect the
     name, because the config may change when the run resumes.

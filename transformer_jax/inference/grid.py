@@ -18,7 +18,7 @@ from transformer_jax.inference.trained_run import Run, load_averages
 from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 # The paper averages 5 checkpoints of the base model, and 20 of the big model.
 PAPER_AVERAGES = (1, 5, 20)
@@ -57,7 +57,7 @@ class Grid:
 
 
 def evaluate_grid(
-    folder: RunDirectory,
+    folder: RunFolder,
     split: Split,
     grid: Grid,
     *,

@@ -12,7 +12,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.curves import Curve
@@ -25,7 +25,7 @@ MetricsTable = list[dict[str, float]]
 """One row for each step. The keys are "step" and names such as "train/loss" and "dev/bleu"."""
 
 
-def metrics_table(folder: RunDirectory) -> MetricsTable:
+def metrics_table(folder: RunFolder) -> MetricsTable:
     """Return a run's metrics by step. Each row contains only the metrics reported at its step."""
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(folder.metrics):
@@ -81,7 +81,7 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
     return curves
 
 
-def stored_evaluations(folder: RunDirectory) -> list[JsonObject]:
+def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
 
     Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
 from transformer_jax.json_types import read_json_object
-from transformer_jax.runs.run_directory import Dtype
+from transformer_jax.runs.run_folder import Dtype
 
 CARD = """---
 {front_matter}---
@@ -115,7 +115,7 @@ def write_card(
 ) -> str:
     """Return the text of a model card.
 
-    `versions` comes from `RunDirectory.versions`. `data_note` is Markdown about the data.
+    `versions` comes from `RunFolder.versions`. `data_note` is Markdown about the data.
     """
     data = config.data
     metadata: dict[str, object] = {

@@ -27,7 +27,7 @@ from transformer_jax.inference.model_card import (
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import Dtype, Package, RunDirectory
+from transformer_jax.runs.run_folder import Dtype, Package, RunFolder
 
 # The format of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
@@ -44,7 +44,7 @@ def package_run(
     data_note: str = "",
     versions: Mapping[str, str] | None = None,
     scores: Sequence[StoredScores] | None = None,
-) -> RunDirectory:
+) -> RunFolder:
     """Write a loaded run's parameters and description to a new folder, along with a model card.
 
     If `languages` is None, `find_languages` chooses them. `data_note` is Markdown about the data.
@@ -89,8 +89,8 @@ def package_run(
 
 def build_package(
     run: Run, path: Path, dtype: Dtype = "float32", versions: Mapping[str, str] | None = None
-) -> AbstractContextManager[RunDirectory]:
-    """Return a context that creates a package without parameters. See `RunDirectory.build`.
+) -> AbstractContextManager[RunFolder]:
+    """Return a context that creates a package without parameters. See `RunFolder.build`.
 
     The package's config contains only the names of text files, without absolute paths.
     """
@@ -98,7 +98,7 @@ def build_package(
     for split in ("train", "dev", "test"):
         if names := getattr(run.config.data, split):
             fields[split] = tuple(Path(x).name if Path(x).is_absolute() else x for x in names)
-    return RunDirectory.build(
+    return RunFolder.build(
         path,
         run.config.change(data=fields),
         run.vocabulary,

@@ -134,7 +134,7 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, object], hypotheses: Sequence[str]
 ) -> None:
-    """Save a comparison and the baseline's translations in an evaluation's directory.
+    """Save a comparison and the baseline's translations in an evaluation's folder.
 
     The file names contain a digest of the translations, because many runs are named seed-0.
 

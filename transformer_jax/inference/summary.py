@@ -13,7 +13,7 @@ from transformer_jax.inference.history import (
     metrics_table,
     stored_evaluations,
 )
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.text import printable
 
@@ -25,7 +25,7 @@ CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top;white-spac
 RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
 
 
-def summarize(folder: RunDirectory, steps: Sequence[int], num_parameters: int) -> str:
+def summarize(folder: RunFolder, steps: Sequence[int], num_parameters: int) -> str:
     """Return the summary as HTML, with all text from the run escaped."""
     kind = "package" if folder.package is not None else "run"
     at = f"step {steps[-1]:,}" if len(steps) == 1 else f"mean of {len(steps)} checkpoints"
@@ -61,7 +61,7 @@ def _differences(config: Config) -> str:
     return html_table([["field", "base", "here"], *rows]) if rows else "<p>none</p>"
 
 
-def _scores(folder: RunDirectory) -> str:
+def _scores(folder: RunFolder) -> str:
     evaluations = stored_evaluations(folder)[-MAX_EVALUATIONS:]
     if not evaluations:
         return "<p>none stored by the command evaluate</p>"
@@ -78,7 +78,7 @@ def _scores(folder: RunDirectory) -> str:
     return html_table([headings, *rows])
 
 
-def _history(folder: RunDirectory) -> str:
+def _history(folder: RunFolder) -> str:
     table = metrics_table(folder)
     panels: list[str] = []
     for name, spec in CURVES.items():

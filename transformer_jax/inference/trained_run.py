@@ -29,7 +29,7 @@ from transformer_jax.runs.checkpoint_averaging import (
     select_steps,
 )
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import Package, RunDirectory
+from transformer_jax.runs.run_folder import Package, RunFolder
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
@@ -45,7 +45,7 @@ class Run:
         UsageError: the parameters do not match the model.
     """
 
-    folder: RunDirectory
+    folder: RunFolder
     params: Params
     """Parameters for `model.apply({"params": params}, ...)`."""
     steps: tuple[int, ...]
@@ -211,7 +211,7 @@ def load(
             Setting("average_checkpoints", 1),
         )
     enable_compilation_cache()
-    folder = RunDirectory.open(Path(path))
+    folder = RunFolder.open(Path(path))
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
 
@@ -233,7 +233,7 @@ def load(
 
 
 def _select_steps(
-    checkpoints: CheckpointManager, average: int | None, folder: RunDirectory, step: int | None
+    checkpoints: CheckpointManager, average: int | None, folder: RunFolder, step: int | None
 ) -> list[int]:
     if average is not None:
         return select_steps(checkpoints, average, step)
@@ -250,7 +250,7 @@ def _select_steps(
 
 
 def _load_package(
-    folder: RunDirectory, package: Package, average_checkpoints: int | None, step: int | None
+    folder: RunFolder, package: Package, average_checkpoints: int | None, step: int | None
 ) -> Run:
     steps = package.steps
     if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
@@ -263,7 +263,7 @@ def _load_package(
 
 
 def load_averages(
-    folder: RunDirectory, steps: Sequence[int], counts: Collection[int]
+    folder: RunFolder, steps: Sequence[int], counts: Collection[int]
 ) -> Iterator[Run]:
     """For each k in `counts`, smallest first, load the mean of the last k checkpoints in `steps`.
 
@@ -290,7 +290,7 @@ def load_averages(
             ) from error
 
 
-def read_params(folder: RunDirectory, steps: Sequence[int]) -> Params:
+def read_params(folder: RunFolder, steps: Sequence[int]) -> Params:
     """Return the mean parameters of these checkpoints, on JAX's default device.
 
     Raises:
@@ -300,7 +300,7 @@ def read_params(folder: RunDirectory, steps: Sequence[int]) -> Params:
         return average_params(checkpoints, steps, _restore_target(folder))
 
 
-def _restore_target(folder: RunDirectory) -> PyTree:
+def _restore_target(folder: RunFolder) -> PyTree:
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return on_device(abstract_params(model), device)

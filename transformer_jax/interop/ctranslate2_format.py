@@ -23,7 +23,7 @@ from transformer_jax.interop.marian_settings import write_tokenizers
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.model import inspect
 from transformer_jax.model.encoder_decoder import Params
-from transformer_jax.runs.run_directory import new_folder
+from transformer_jax.runs.run_folder import new_folder
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]

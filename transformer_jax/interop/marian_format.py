@@ -13,7 +13,7 @@ from transformer_jax.interop.marian_settings import (
     write_tokenizers,
 )
 from transformer_jax.interop.parameters import write_arrays
-from transformer_jax.runs.run_directory import new_folder
+from transformer_jax.runs.run_folder import new_folder
 
 MIN_POSITIONS = 512
 

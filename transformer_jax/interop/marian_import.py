@@ -36,7 +36,7 @@ from transformer_jax.json_types import JsonObject
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
-from transformer_jax.runs.run_directory import MAX_DESCRIPTION, RunDirectory, check_no_links
+from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder, check_no_links
 from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER, check_size, read_limited
 
 # safetensors rejects longer headers.
@@ -84,7 +84,7 @@ def read_marian(path: Path) -> Run:
     )
     params = from_marian(config.model, arrays, vocabulary)
     params = jax.tree.map(jnp.asarray, params)
-    folder = RunDirectory(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
+    folder = RunFolder(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
     return Run(folder, params, (0,))
 
 

@@ -24,7 +24,7 @@ from transformer_jax.interop.parameters import (
     write_arrays,
 )
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 WEIGHTS = "model.safetensors"
 
@@ -49,7 +49,7 @@ def read_safetensors(path: Path) -> Run:
         UsageError: the path is not an exported model, or safetensors is not installed.
         StorageError: a file cannot be read, or its parameters do not match the config.
     """
-    folder, weights = RunDirectory.open(path), path / WEIGHTS
+    folder, weights = RunFolder.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():
         raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
     model = build_model(folder.config.model, **folder.vocabulary.sizes)

@@ -1,4 +1,4 @@
-"""A run's files: its directory and checkpoints."""
+"""A run's files: its folder and checkpoints."""
 
 # The format version of run.json and of checkpoints. Other versions are rejected, not converted.
 FORMAT = 3

@@ -29,7 +29,7 @@ REMOVAL_SECONDS = 10.0
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
-    """Start writing each tree to its own subdirectory. After this call, the arrays may be donated.
+    """Start writing each tree to its own subfolder. After this call, the arrays may be donated.
 
     This function and the pending write's `result()` may raise any Orbax error.
     """

@@ -27,7 +27,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's contents or a directory's entries are on disk."""
+    """Wait until a file's contents or a folder's entries are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

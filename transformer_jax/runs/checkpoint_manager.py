@@ -5,7 +5,7 @@
         checkpoint.json        score, counters, and identity of the run (`checkpoint_metadata`)
         SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
-A checkpoint is first written to a hidden directory, such as `.120`. Once all its files are on disk,
+A checkpoint is first written to a hidden folder, such as `.120`. Once all its files are on disk,
 a rename makes it visible. Only then are superseded checkpoints deleted. A damaged checkpoint is
 renamed, for example to `bad-120`, and the previous one is used.
 
@@ -48,10 +48,10 @@ class CheckpointManager:
         keep: int | None = None,
         say: Callable[[str], object] = stderr.print,
     ) -> None:
-        """Open or create a directory of checkpoints, all of which must have the given identity.
+        """Open or create a folder of checkpoints, all of which must have the given identity.
 
         The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
-        If `keep` is None, it opens the directory read-only. It calls `say` with one line for each
+        If `keep` is None, it opens the folder read-only. It calls `say` with one line for each
         damaged checkpoint.
         """
         self.folder, self.run = folder, folder.parent
@@ -102,7 +102,7 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        Unless the directory is read-only, rename any later checkpoints, because they are damaged.
+        Unless the folder is read-only, rename any later checkpoints, because they are damaged.
         Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}

@@ -71,6 +71,6 @@ class CheckpointMetadata(NamedTuple):
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
     def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:
-        """Write the metadata to a directory, together with the step and the run's identity."""
+        """Write the metadata to a folder, together with the step and the run's identity."""
         content = {"format": FORMAT, "step": step, **self._asdict(), "run": dict(identity)}
         write_json(folder / NAME, content)

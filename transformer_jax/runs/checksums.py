@@ -1,7 +1,7 @@
-"""Use SHA-256 digests to detect damage to the files in a directory.
+"""Use SHA-256 digests to detect damage to the files in a folder.
 
 Orbax does not store digests of arrays, so a flipped bit would silently change the restored model.
-The digests are stored in `sha256sum` format, so users can verify a directory with
+The digests are stored in `sha256sum` format, so users can verify a folder with
 `sha256sum -c SHA256SUMS`.
 """
 
@@ -26,15 +26,15 @@ class CorruptionError(Exception):
 
 
 def write(folder: Path) -> None:
-    """Write the digests of all files in a directory, and wait until everything is on disk."""
+    """Write the digests of all files in a folder, and wait until everything is on disk."""
     lines = [f"{_digest(folder / name, flush=True)}  {name}\n" for name in sorted(_files(folder))]
     write_text(folder / NAME, "".join(lines))
-    for directory in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync(directory)
+    for one_folder in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync(one_folder)
 
 
 def check(folder: Path) -> None:
-    """Raise a CorruptionError unless a directory contains exactly the listed files, unchanged."""
+    """Raise a CorruptionError unless a folder contains exactly the listed files, unchanged."""
     digests = _read_digests(folder)
     names = set(_files(folder)) - {NAME}
     for name in sorted(digests.keys() ^ names):
@@ -74,7 +74,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all files, relative to the directory, without following links."""
+    """Yield the names of all files, relative to the folder, without following links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

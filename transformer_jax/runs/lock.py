@@ -26,7 +26,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
     Raises:
         UsageError: another process holds the lock.
-        StorageError: the directory is not writable.
+        StorageError: the folder is not writable.
     """
     with storage_errors(f"{run} cannot be written"):
         file = (run / NAME).open("a+", encoding="utf-8")

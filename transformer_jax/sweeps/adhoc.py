@@ -7,7 +7,7 @@ from pathlib import Path
 from transformer_jax.config import Config, Row
 from transformer_jax.console import shell_command
 from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import RunStatus, with_results
 
@@ -30,7 +30,7 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
         raise UsageError("a run is listed twice")
     row_names: dict[Config, str] = {}
     runs: list[SweepRun] = []
-    folders = [RunDirectory.open(path) for path in paths]
+    folders = [RunFolder.open(path) for path in paths]
     for folder in folders:
         if folder.fingerprint != folders[0].fingerprint:
             raise UsageError(

@@ -21,7 +21,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
 from transformer_jax.json_types import JsonObject, read_json_object
 from transformer_jax.runs.metrics_file import is_number, read_metrics
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.seed_statistics import (
     BLEU_MARGIN,
@@ -210,7 +210,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
         # A run from another version of this package may be in a different format.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
             _, references = read_translations(status.evaluations["dev"])
-            tokenizer = RunDirectory.open(status.run.path).vocabulary.target
+            tokenizer = RunFolder.open(status.run.path).vocabulary.target
             counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
             return math.exp(stats.entropy(list(counts.values())))
     return None

@@ -17,7 +17,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
@@ -71,7 +71,7 @@ def _has_test_set(run: SweepRun) -> bool:
     """Return whether a trained run's text has a test set."""
     from transformer_jax.data.prepare import find_prepared
 
-    folder = RunDirectory.open(run.path)
+    folder = RunFolder.open(run.path)
     prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
     return "test" in prepared.report
 

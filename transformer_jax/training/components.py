@@ -12,7 +12,7 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import parameter_counts
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.actions import ActionSchedule
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
@@ -22,7 +22,7 @@ from transformer_jax.training.sharding import SHARDINGS, DataParallel
 class RunComponents:
     """The parts of a run that do not change during training."""
 
-    folder: RunDirectory
+    folder: RunFolder
     group: ProcessGroup
     prepared: Prepared
     model: EncoderDecoder
@@ -53,9 +53,7 @@ class RunComponents:
         ]
 
 
-def build_run_components(
-    folder: RunDirectory, group: ProcessGroup = SINGLE_PROCESS
-) -> RunComponents:
+def build_run_components(folder: RunFolder, group: ProcessGroup = SINGLE_PROCESS) -> RunComponents:
     """Prepare a run's text, and build its model, batches, schedule, and sharding.
 
     Raises:

@@ -14,7 +14,7 @@ from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.inspect import check_params
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.run_directory import RunDirectory, check_available
+from transformer_jax.runs.run_folder import RunFolder, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import init_state
 
@@ -37,7 +37,7 @@ def create_run(
     *,
     init_from: Path | None = None,
     progress: Progress = ignore_progress,
-) -> RunDirectory:
+) -> RunFolder:
     """Prepare the text and create a run folder.
 
     The folder appears only once it is complete.
@@ -72,7 +72,7 @@ def create_run(
             message = f"the parameters of {other.folder.path} do not fit this model: {error}"
             raise UsageError(message) from error
 
-    with RunDirectory.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
+    with RunFolder.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
         if other is not None:
             state = init_state(model, config.train)._replace(params=other.params)
             with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:

@@ -16,7 +16,7 @@ from transformer_jax.errors import DivergedError, RunInterrupted, Setting, memor
 from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.checkpointing import Checkpointer
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
@@ -32,9 +32,7 @@ from transformer_jax.training.tracing import StepTracer
 MAX_SKIPPED_STEPS = 10
 
 
-def run_training(
-    folder: RunDirectory, console: Console, group: ProcessGroup = SINGLE_PROCESS
-) -> int:
+def run_training(folder: RunFolder, console: Console, group: ProcessGroup = SINGLE_PROCESS) -> int:
     """Train from the latest checkpoint, or from the start, to the config's last step.
 
     Returns the number of scheduled checkpoints on disk, all of which can be averaged. The console

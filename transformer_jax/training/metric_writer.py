@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tensorboard.summary import Writer
 
 from transformer_jax.errors import StorageError, storage_errors
-from transformer_jax.runs.run_directory import RunDirectory
+from transformer_jax.runs.run_folder import RunFolder
 
 # How the terminal formats values. Values not listed here are written only to files.
 TERMINAL_FORMATS = {
@@ -33,7 +33,7 @@ TERMINAL_FORMATS = {
 class MetricWriter:
     """A context manager that appends metrics to a run's existing metrics."""
 
-    def __init__(self, folder: RunDirectory, console: Console, *, step: int) -> None:
+    def __init__(self, folder: RunFolder, console: Console, *, step: int) -> None:
         """Set up a progress bar that starts at `step`."""
         self._folder, self._console = folder, console
         self._progress = Progress(

@@ -1,16 +1,16 @@
-"""A run's directory. It is self-contained, holds only data, and is never overwritten.
+"""A run's folder. It is self-contained, holds only data, and is never overwritten.
 
-The directory contains:
+The folder contains:
 
     run.json           format, resolved config, digests of the vocabulary and data, and versions
     tokenizer.model    the vocabulary (see `tokenizer_files` for other files of the vocabulary)
-    checkpoints/       one directory for each checkpoint
+    checkpoints/       one folder for each checkpoint
     lock               identifies the process that is training or last trained the run
     metrics.jsonl      one line of JSON for each report
     tensorboard/       the same reports as TensorBoard events
     profile/           profiler traces of some steps, if train.profile is positive
     samples/           translations of development sentences, one file per evaluation
-    evaluations/       hypotheses, references, and scores, one directory per evaluation
+    evaluations/       hypotheses, references, and scores, one folder per evaluation
 
 A packaged run has a single checkpoint without optimizer state, plus README.md and SHA256SUMS.
 """
@@ -80,7 +80,7 @@ class Package(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunDirectory:
+class RunFolder:
     """A run on disk. `fingerprint` is the digest of the text that the run is trained on."""
 
     path: Path
@@ -92,7 +92,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The path to the checkpoint directory."""
+        """The path to the checkpoint folder."""
         return self.path / "checkpoints"
 
     @property
@@ -107,7 +107,7 @@ class RunDirectory:
         config: Config,
         vocabulary: Vocabulary,
         fingerprint: str,
-    ) -> "RunDirectory":
+    ) -> "RunFolder":
         """Create a run without checkpoints. See `build` for the errors."""
         with cls.build(path, config, vocabulary, fingerprint) as run:
             pass
@@ -124,14 +124,14 @@ class RunDirectory:
         *,
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
-    ) -> Iterator["RunDirectory"]:
-        """Yield a new run in a private directory, and rename the directory to `path` on exit.
+    ) -> Iterator["RunFolder"]:
+        """Yield a new run in a private folder, and rename the folder to `path` on exit.
 
-        If the context raises an error, the directory is deleted.
+        If the context raises an error, the folder is deleted.
 
         Raises:
             UsageError: the path already exists; it is left unchanged.
-            StorageError: the directory cannot be written.
+            StorageError: the folder cannot be written.
         """
         with new_folder(path, is_package=package is not None) as private:
             run = cls(private, config, vocabulary, fingerprint, package)
@@ -140,11 +140,11 @@ class RunDirectory:
             yield run
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
-        """Read a run from disk. No code in the directory is executed.
+    def open(cls, path: Path) -> "RunFolder":
+        """Read a run from disk. No code in the folder is executed.
 
         Raises:
-            UsageError: the path is not a run directory, or the run has a different format version.
+            UsageError: the path is not a run folder, or the run has a different format version.
             StorageError: the run cannot be read, or its files are inconsistent.
         """
         description = path / "run.json"
@@ -203,7 +203,7 @@ class RunDirectory:
         tokenizers = self.vocabulary.tokenizers.items()
         return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
-    def with_config(self, config: Config) -> "RunDirectory":
+    def with_config(self, config: Config) -> "RunFolder":
         """Return a copy of this object with a different config. Call `store` to write it to disk.
 
         Raises:
@@ -232,7 +232,7 @@ class RunDirectory:
     def store(self) -> None:
         """Write the config to disk if it has changed."""
         with storage_errors(f"{self.path} cannot be written"):
-            if RunDirectory.open(self.path).config != self.config:
+            if RunFolder.open(self.path).config != self.config:
                 self._write_description(current_versions())
 
     def _write_description(self, versions: Mapping[str, str]) -> None:
@@ -261,7 +261,7 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
         ) as private:
-            # A temporary directory is private, but its subdirectory has ordinary permissions.
+            # A temporary folder is private, but its subfolder has ordinary permissions.
             folder = Path(private) / "new"
             folder.mkdir()
             yield folder
@@ -293,7 +293,7 @@ def check_available(path: Path, *, is_package: bool = False) -> None:
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
-    # A directory with a checksum file is a package, and training cannot resume from it.
+    # A folder with a checksum file is a package, and training cannot resume from it.
     elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
     action = "choose another folder" if is_package else "start another run"

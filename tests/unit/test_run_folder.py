@@ -16,15 +16,15 @@ from transformer_jax.console import format_for_shell
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.runs import FORMAT
-from transformer_jax.runs.run_directory import RunDirectory, check_available
+from transformer_jax.runs.run_folder import RunFolder, check_available
 
 CONFIG = Config().change(model={"num_heads": 4}, train={"seed": 3, "clip_norm": 1.0})
 TOKENIZER = Tokenizer.train(["one two three", "eins zwei drei"], 24)
 OTHER = Tokenizer.train(["one two three", "eins zwei drei"], 23)
 
 
-def create(path: Path) -> RunDirectory:
-    return RunDirectory.create(path, CONFIG, Vocabulary.shared(TOKENIZER), "f1a9")
+def create(path: Path) -> RunFolder:
+    return RunFolder.create(path, CONFIG, Vocabulary.shared(TOKENIZER), "f1a9")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -55,7 +55,7 @@ def test_a_new_run_contains_only_its_description_and_its_vocabulary(tmp_path: Pa
 
 def test_a_run_can_be_moved_and_opened(tmp_path: Path) -> None:
     create(tmp_path / "run").path.rename(tmp_path / "moved")
-    opened = RunDirectory.open(tmp_path / "moved")
+    opened = RunFolder.open(tmp_path / "moved")
     assert opened.config == CONFIG
     assert opened.vocabulary.target.model == TOKENIZER.model
     assert opened.fingerprint == "f1a9"
@@ -76,22 +76,22 @@ def test_a_run_can_be_opened_while_another_process_changes_its_checkpoints(tmp_p
         trainer = pool.submit(train)
         try:
             for _ in range(100):
-                assert RunDirectory.open(path).config == CONFIG
+                assert RunFolder.open(path).config == CONFIG
         finally:
             is_over.set()
         trainer.result()
 
 
-def test_a_run_has_the_permissions_of_any_other_directory(tmp_path: Path) -> None:
+def test_a_run_has_the_permissions_of_any_other_folder(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     path = create(tmp_path / "run").path
     assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_an_empty_directory_becomes_the_run(tmp_path: Path) -> None:
+def test_an_empty_folder_becomes_the_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     create(tmp_path / "run")
-    assert RunDirectory.open(tmp_path / "run").config == CONFIG
+    assert RunFolder.open(tmp_path / "run").config == CONFIG
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
@@ -101,7 +101,7 @@ def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}-2").mkdir()
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
-        RunDirectory.create(path, Config(), Vocabulary.shared(OTHER), "other")
+        RunFolder.create(path, Config(), Vocabulary.shared(OTHER), "other")
     resume, out = (shlex.split(part) for part in format_for_shell(caught.value).split("`")[1::2])
     assert resume == ["transformer-jax", "resume", str(path)]
     assert out == ["--out", str(tmp_path / f"{name}-3")]
@@ -110,12 +110,12 @@ def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_path_that_is_not_a_run_is_never_overwritten(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "mine"
-    if kind == "directory":
+    if kind == "folder":
         path.mkdir()
-    (path / "notes" if kind == "directory" else path).write_text("mine")
+    (path / "notes" if kind == "folder" else path).write_text("mine")
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
         create(path)
@@ -163,7 +163,7 @@ def test_an_error_during_creation_leaves_no_file(
 ) -> None:
     def fail() -> None:
         vocabulary = Vocabulary.shared(TOKENIZER)
-        with RunDirectory.build(tmp_path / "run", CONFIG, vocabulary, "f1a9") as folder:
+        with RunFolder.build(tmp_path / "run", CONFIG, vocabulary, "f1a9") as folder:
             assert (folder.path / "run.json").exists()
             raise error
 
@@ -177,7 +177,7 @@ def test_a_path_that_is_not_a_run_is_an_error(place: str, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError) as caught:
-        RunDirectory.open(tmp_path / place)
+        RunFolder.open(tmp_path / place)
     assert str(caught.value).startswith(f"{tmp_path / place} is not a run")
 
 
@@ -186,7 +186,7 @@ def test_a_run_of_another_format_is_rejected_in_one_line(tmp_path: Path, other: 
     path = create(tmp_path / "run").path
     rewrite(path, lambda run: run.update(format=other))
     with pytest.raises(UsageError, match=f"{path} has format {other}, .* only format {FORMAT}$"):
-        RunDirectory.open(path)
+        RunFolder.open(path)
 
 
 BROKEN: dict[str, Callable[[Path], object]] = {
@@ -221,7 +221,7 @@ def test_a_run_whose_files_do_not_match_is_an_error_that_names_it(
     path = create(tmp_path / "run").path
     BROKEN[fault](path)
     with pytest.raises(StorageError) as caught:
-        RunDirectory.open(path)
+        RunFolder.open(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -231,9 +231,9 @@ def test_a_changed_config_is_stored_with_the_run(tmp_path: Path) -> None:
     longer = CONFIG.change(train={"steps": 7})
     changed = run.with_config(longer)
     assert changed.config == longer
-    assert RunDirectory.open(tmp_path / "run").config == CONFIG
+    assert RunFolder.open(tmp_path / "run").config == CONFIG
     changed.store()
-    opened = RunDirectory.open(tmp_path / "run")
+    opened = RunFolder.open(tmp_path / "run")
     assert opened.config == longer
     assert (opened.vocabulary.target.model, opened.fingerprint) == (TOKENIZER.model, "f1a9")
     assert set(files(tmp_path / "run")) == {"run.json", "tokenizer.model"}
