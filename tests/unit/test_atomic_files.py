@@ -1,5 +1,6 @@
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def test_a_full_disk_leaves_the_old_content_and_no_other_file(
     with pytest.raises(OSError, match="No space left on device"):
         write_text(path, "new")
     assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(4) as writers:
+        # `list` raises the first exception of a writer.
+        list(writers.map(lambda number: write_json(path, [number] * 100), range(100)))
+    [number] = set(json.loads(path.read_text("utf-8")))
+    assert number in range(100)
     assert list(tmp_path.iterdir()) == [path]
 
 

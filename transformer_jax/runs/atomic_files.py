@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 
 
@@ -12,7 +13,8 @@ def write_json(path: Path, content: object) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Atomically and durably replace a file's contents. On failure, the old contents remain."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    # Several processes or threads may write the same file, so each uses its own temporary file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
