@@ -130,8 +130,13 @@ def supervise(
         return code
     if code == -signal.SIGINT:
         return 128 + signal.SIGINT
-    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
-    raise LostProcessError(f"{name} ended training after step {heartbeats.step}", run)
+    message = f"{signal_name(-code)} ended training after step {heartbeats.step}"
+    raise LostProcessError(message, run)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, such as "SIGKILL"; real-time signals have only a number."""
+    return next((s.name for s in signal.Signals if s == number), f"signal {number}")
 
 
 def _wait_for_exit(

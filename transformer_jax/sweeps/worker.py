@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.distributed.supervisor import supervise, train_command
+from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
 from transformer_jax.errors import (
     LostProcessError,
     RunInterrupted,
@@ -126,7 +126,7 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
             for number, handler in previous.items():
                 signal.signal(number, handler)
     if code < 0:
-        return RunInterrupted.exit_code, f"killed by {signal.Signals(-code).name}"
+        return RunInterrupted.exit_code, f"killed by {signal_name(-code)}"
     if code == 0 and newest_evaluation(run, split) is None:
         # `evaluate` succeeds even if it prints the scores but cannot store them. A report needs the
         # stored scores, so treat this case as a failure.
