@@ -57,16 +57,16 @@ def on_page_content(html: str, **_: object) -> str:
 
 def linked_files(pages: list[str]) -> set[str]:
     """Return the files outside docs/ to which the pages link, directly or by way of other pages."""
-    found: set[str] = set()
+    linked: set[str] = set()
     pages = list(pages)
     while pages:
         page = pages.pop()
         for _, link in LINK.findall((ROOT / page).read_text("utf-8")):
             path = resolve(page, link)
-            if not path.startswith("docs/") and path not in found and (ROOT / path).is_file():
-                found.add(path)
+            if not path.startswith("docs/") and path not in linked and (ROOT / path).is_file():
+                linked.add(path)
                 pages += [path] if path.endswith(".md") else []
-    return found
+    return linked
 
 
 def resolve(page: str, link: str) -> str:

@@ -112,11 +112,11 @@ def print_comparisons(run: Run) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, compare in compare_exports(run, lines, Path(folder)):
             for beam_size in BEAM_SIZES:
-                found = compare(beam_size)
-                counts = found.equal, found.ours_higher, found.theirs_higher
+                comparison = compare(beam_size)
+                counts = comparison.equal, comparison.ours_higher, comparison.theirs_higher
                 row = [name, str(beam_size), *(f"{count:,}" for count in counts)]
                 print(f"| {' | '.join(row)} |", flush=True)
-                for line, ours, theirs, our_score, their_score in found.differences:
+                for line, ours, theirs, our_score, their_score in comparison.differences:
                     print(f"{name}, beam size {beam_size}: {line}", file=sys.stderr)
                     print(f"  {our_score:.6f} {''.join(ours)}", file=sys.stderr)
                     print(f"  {their_score:.6f} {''.join(theirs)}", file=sys.stderr)

@@ -14,7 +14,7 @@ Pairs = list[tuple[str, str]]
 
 WORDS: Pairs = read_pairs("train")[:50]
 TOKENIZER = Tokenizer.train([line for pair in WORDS for line in pair], 100)
-VOCABULARY = Vocabulary.shared(TOKENIZER)
+VOCABULARY = Vocabulary.share(TOKENIZER)
 
 
 class InMemoryCorpus:

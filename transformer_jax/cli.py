@@ -44,73 +44,80 @@ def _dispatch(arguments: list[str]) -> None:
         raise UsageError(
             f"no command {name!r}{did_you_mean(name, COMMANDS)} (there are {', '.join(COMMANDS)})"
         )
-    kind = COMMANDS[name]
-    words = split_words([word for word in rest if word not in HELP], kind)
+    command_type = COMMANDS[name]
+    words = split_words([word for word in rest if word not in HELP], command_type)
     if not HELP.isdisjoint(rest):
-        _print_help(name, kind, words)
-    check_positional(name, kind, kind.argument_name, words.positional)
-    if issubclass(kind, PathCommand):
-        _create(kind, words.own).run()
+        _print_help(name, command_type, words)
+    check_positional(name, command_type, command_type.argument_name, words.positional)
+    if issubclass(command_type, PathCommand):
+        _create(command_type, words.own).run()
     else:
-        _run_config_command(kind, words, arguments)
+        _run_config_command(command_type, words, arguments)
 
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    summaries = ((name, (kind.__doc__ or "").splitlines()[0]) for name, kind in COMMANDS.items())
+    summaries = (
+        (name, (command_type.__doc__ or "").splitlines()[0])
+        for name, command_type in COMMANDS.items()
+    )
     commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in summaries)
     end = "transformer-jax COMMAND --help lists the options of a command."
     return f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n{end}"
 
 
-def _print_help(name: str, kind: type[ConfigCommand] | type[PathCommand], words: Words) -> NoReturn:
+def _print_help(
+    name: str, command_type: type[ConfigCommand] | type[PathCommand], words: Words
+) -> NoReturn:
     """Print a command's help. If a config is given, show its values as the defaults."""
     default = tyro.MISSING_NONPROP
-    if words.positional and issubclass(kind, ConfigCommand):
-        command = _create(kind, words.own)
+    if words.positional and issubclass(command_type, ConfigCommand):
+        command = _create(command_type, words.own)
         config = next(iter(command.load_rows().values())).config
         default = dataclasses.replace(command, config=config)
-    _join_lines(kind)
-    _hide_none(kind)
-    tyro.cli(kind, prog=f"transformer-jax {name}", args=["--help"], default=default)
+    _join_lines(command_type)
+    _hide_none(command_type)
+    tyro.cli(command_type, prog=f"transformer-jax {name}", args=["--help"], default=default)
     raise SystemExit
 
 
-def _join_lines(kind: type) -> None:
+def _join_lines(cls: type) -> None:
     """Let tyro wrap the help of each option. By default, it keeps the line breaks of docstrings."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for parent in reversed(kind.__mro__[:-1]):
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for parent in reversed(cls.__mro__[:-1]):
         for option in docstring_parser.parse_from_object(parent).params:
             if field := fields.get(option.arg_name):
                 text = re.sub(r"(?<=\S)\n *(?=\S)", " ", option.description or "")
                 field.metadata = MappingProxyType({"help": text})
-    for section in filter(dataclasses.is_dataclass, get_type_hints(kind).values()):
+    for section in filter(dataclasses.is_dataclass, get_type_hints(cls).values()):
         _join_lines(section)
 
 
-def _hide_none(kind: type) -> None:
+def _hide_none(cls: type) -> None:
     """Let tyro omit defaults of None and (), because each option's text describes their effect."""
-    types = annotations(kind)
-    for field in dataclasses.fields(kind):
+    types = annotations(cls)
+    for field in dataclasses.fields(cls):
         if field.default in (None, ()):
             option_type, metadata = types[field.name]
             hidden = tyro.conf.arg(help_behavior_hint="", metavar=_metavar(option_type))
-            kind.__annotations__[field.name] = Annotated[option_type, hidden, *metadata]
+            cls.__annotations__[field.name] = Annotated[option_type, hidden, *metadata]
 
 
 def _metavar(option_type: TypeForm) -> str | None:
     """Return the placeholder for a type in a union with None, or None to keep tyro's."""
-    match [kind for kind in get_args(option_type) if kind is not NoneType]:
-        case [type() as kind]:
-            return kind.__name__.upper()
-        case [kind] if get_origin(kind) is Literal:
-            return f"{{{','.join(get_args(kind))}}}"
+    match [alternative for alternative in get_args(option_type) if alternative is not NoneType]:
+        case [type() as alternative]:
+            return alternative.__name__.upper()
+        case [alternative] if get_origin(alternative) is Literal:
+            return f"{{{','.join(get_args(alternative))}}}"
     return None
 
 
-def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequence[str]) -> None:
+def _run_config_command(
+    command_type: type[ConfigCommand], words: Words, arguments: Sequence[str]
+) -> None:
     """Load the command's configs, apply the options to them, and run the command."""
-    command = _create(kind, words.own)
+    command = _create(command_type, words.own)
     rows = {
         name: Row(_create(Config, words.of_config, row.config), row.paper)
         for name, row in command.load_rows().items()
@@ -126,12 +133,12 @@ def _run_config_command(kind: type[ConfigCommand], words: Words, arguments: Sequ
     dataclasses.replace(command, arguments=tuple(arguments)).run(rows)
 
 
-def _create(kind: type[T], words: Sequence[str], default: T | None = None) -> T:
+def _create(cls: type[T], words: Sequence[str], default: T | None = None) -> T:
     """Create a command or config from words that `split_words` has already checked."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(
-                kind,
+                cls,
                 args=words,
                 console_outputs=False,
                 default=tyro.MISSING_NONPROP if default is None else default,

@@ -64,11 +64,11 @@ class Trainer:
     ) -> None:
         """Initialize the parameters at random, as a run does."""
         self.model = build_transformer(config.model, vocab_size, source_vocab_size)
-        self.placement = SHARDINGS[config.train.parallelism]()
+        self.sharding = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
         self._paused = paused
-        self._step = CompiledStep(TrainStep(self.model, config.train), self.placement)
-        self.state = self.placement.place_state(init_state(self.model, config.train))
+        self._step = CompiledStep(TrainStep(self.model, config.train), self.sharding)
+        self.state = self.sharding.place_state(init_state(self.model, config.train))
 
     def step(self, batch: Batch) -> StepMetrics:
         """Start a step and return its metrics without waiting for them."""

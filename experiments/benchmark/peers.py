@@ -317,7 +317,7 @@ def serve(task: Mapping[str, Any]) -> Workload:
     limits = task["limits"]
 
     def turn(steps: int) -> RunResult:
-        found: list[str] = []
+        translations: list[str] = []
         for _ in range(steps):
             results = translator.translate_batch(
                 source.encode(task["lines"], out_type=str),
@@ -330,9 +330,9 @@ def serve(task: Mapping[str, Any]) -> Workload:
             for result, limit in zip(results, limits, strict=True):
                 if len(result.hypotheses[0]) > limit:
                     raise ValueError(f"a translation is longer than its limit of {limit} tokens")
-            found = target.decode([result.hypotheses[0] for result in results])
-        lengths = [len(line) for line in found]
-        return RunResult(steps * len(found), sum(lengths) / len(lengths))
+            translations = target.decode([result.hypotheses[0] for result in results])
+        lengths = [len(line) for line in translations]
+        return RunResult(steps * len(translations), sum(lengths) / len(lengths))
 
     about = {
         "library": f"ctranslate2 {library.__version__}, {task['compute_type']}",

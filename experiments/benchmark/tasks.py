@@ -118,7 +118,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
     params = suppress_eos(init_params(model, jax.random.key(0)), sizes["layers"])
     numerals = NumberVocabulary(sizes["vocab"])
     words: Any = numerals
-    translator = Translator(model, Vocabulary.shared(words), config.decode)
+    translator = Translator(model, Vocabulary.share(words), config.decode)
     lines = numerals.decode(task["sources"])
 
     def turn(steps: int) -> RunResult:
@@ -145,8 +145,10 @@ def serve(task: Mapping[str, Any]) -> Workload:
     }
 
     def turn(steps: int) -> RunResult:
-        *_, found = [run.translate(task["lines"], **decoding) for _ in range(steps)]
-        return RunResult(steps * len(found), float(np.mean([len(line) for line in found])))
+        *_, translations = [run.translate(task["lines"], **decoding) for _ in range(steps)]
+        return RunResult(
+            steps * len(translations), float(np.mean([len(line) for line in translations]))
+        )
 
     return Workload(turn, 1, describe_device(run.config.model.dtype), read_peak_bytes)
 
@@ -183,7 +185,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
         if task["is_preloaded"]:
             yield from (kept[shape] for shape in shape_of)
         else:
-            yield from (batches.local_batch(s, trainer.placement.shard) for s in itertools.count())
+            yield from (batches.local_batch(s, trainer.sharding.shard) for s in itertools.count())
 
     at_hand = stream()
 

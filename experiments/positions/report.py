@@ -146,7 +146,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 def _describe_exceptions(study: Study) -> list[str]:
     """Return notes about any schemes and buckets to which the bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
-    found = [
+    wide = [
         f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})"
         for name in names
         for number, bucket in enumerate(study.buckets)
@@ -155,10 +155,10 @@ def _describe_exceptions(study: Study) -> list[str]:
     seeds = set(study.seeds[study.schemes[0]])
     incomplete = [scheme for scheme in study.curves if set(study.seeds[scheme]) != seeds]
     notes = []
-    if found:
+    if wide:
         notes.append(
             "The gray bands do not apply to these rows, whose standard deviations are more than "
-            f"{WIDE_RATIO:g} times the typical one: {', '.join(found)}. These rows are compared by "
+            f"{WIDE_RATIO:g} times the typical one: {', '.join(wide)}. These rows are compared by "
             "Welch's method with a Bonferroni correction."
         )
     if incomplete:

@@ -11,7 +11,7 @@ import pytest
 from transformer_jax.data.trees import Bracket, Tree, read_trees
 from transformer_jax.inference.brackets import (
     BracketScores,
-    branch_right,
+    make_right_branching,
     score_brackets,
     scored_brackets,
 )
@@ -122,6 +122,6 @@ def test_no_brackets_score_zero() -> None:
 
 
 def test_the_baseline_branches_to_the_right_and_skips_punctuation() -> None:
-    tree = branch_right(tree_of("(S (NP (NN a)) (, ,) (VP (VB b) (NP (NN c))) (. .))"))
+    tree = make_right_branching(tree_of("(S (NP (NN a)) (, ,) (VP (VB b) (NP (NN c))) (. .))"))
     assert tree.brackets == (("S", 0, 5), ("VP", 2, 5))
-    assert branch_right(tree_of("(NP (NN a) (. .))")).brackets == (("S", 0, 2),)
+    assert make_right_branching(tree_of("(NP (NN a) (. .))")).brackets == (("S", 0, 2),)

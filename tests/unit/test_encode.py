@@ -156,7 +156,7 @@ def test_token_ids_above_65535_are_stored_exactly(tmp_path: Path) -> None:
         def encode(self, lines: Sequence[str]) -> list[list[int]]:
             return [[2**16, EOS] for _ in lines]
 
-    vocabulary = Vocabulary.shared(LargeTokenizer(TOKENIZER.model))
+    vocabulary = Vocabulary.share(LargeTokenizer(TOKENIZER.model))
     prepared = encode_pairs(tmp_path, WORDS, "dev", vocabulary=vocabulary)
     assert sequences(prepared, "dev")[0] == [[2**16, EOS]] * len(WORDS)
 
@@ -175,7 +175,7 @@ def test_a_chunk_is_limited_in_characters_and_does_not_change_the_files(
             return super().encode(lines)
 
     monkeypatch.setattr(encode, "CHUNK_CHARACTERS", 2000)
-    counting = Vocabulary.shared(CountingTokenizer(TOKENIZER.model))
+    counting = Vocabulary.share(CountingTokenizer(TOKENIZER.model))
     in_chunks = encode_pairs(tmp_path, pairs, config=config, vocabulary=counting)
     assert sequences(in_chunks, "train") == whole
     assert max(characters) <= 2000

@@ -28,7 +28,7 @@ SOURCES, REFERENCES = ["one", "two"], ["eins", "zwei"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    vocabulary = Vocabulary.shared(Tokenizer.train(["one two three", "eins zwei drei"], 24))
+    vocabulary = Vocabulary.share(Tokenizer.train(["one two three", "eins zwei drei"], 24))
     config = replace(SMALL, decode=Config().decode)
     model = build_transformer(config.model, **vocabulary.sizes)
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))

@@ -294,7 +294,7 @@ def test_a_decoder_that_starts_with_padding_does_so_in_the_folder(tmp_path: Path
     export_marian(run, tmp_path / "model")
     copy = read_marian(tmp_path / "model")
     assert copy.config.model.decoder_start == "padding"
-    assert copy.vocabulary.target.pieces == run.vocabulary.target.pieces
+    assert copy.vocabulary.target.token_texts == run.vocabulary.target.token_texts
 
 
 def test_the_command_says_that_the_epsilon_differs(

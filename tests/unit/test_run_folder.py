@@ -24,7 +24,7 @@ OTHER = Tokenizer.train(["one two three", "eins zwei drei"], 23)
 
 
 def create(path: Path) -> RunFolder:
-    return RunFolder.create(path, CONFIG, Vocabulary.shared(TOKENIZER), "f1a9")
+    return RunFolder.create(path, CONFIG, Vocabulary.share(TOKENIZER), "f1a9")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -101,7 +101,7 @@ def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}-2").mkdir()
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
-        RunFolder.create(path, Config(), Vocabulary.shared(OTHER), "other")
+        RunFolder.create(path, Config(), Vocabulary.share(OTHER), "other")
     resume, out = (shlex.split(part) for part in format_for_shell(caught.value).split("`")[1::2])
     assert resume == ["transformer-jax", "resume", str(path)]
     assert out == ["--out", str(tmp_path / f"{name}-3")]
@@ -162,7 +162,7 @@ def test_an_error_during_creation_leaves_no_file(
     error: BaseException, expected: type[BaseException], tmp_path: Path
 ) -> None:
     def fail() -> None:
-        vocabulary = Vocabulary.shared(TOKENIZER)
+        vocabulary = Vocabulary.share(TOKENIZER)
         with RunFolder.build(tmp_path / "run", CONFIG, vocabulary, "f1a9") as folder:
             assert (folder.path / "run.json").exists()
             raise error

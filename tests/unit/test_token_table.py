@@ -20,11 +20,11 @@ TABLE = TokenTable(TOKENS, padding=6, begin=None, end=0, unknown=1)
 
 def test_special_tokens_have_the_ids_of_this_package() -> None:
     assert TABLE.order == (6, 2, 0, 1, 3, 4, 5)
-    assert TABLE.pieces[PAD] == "<pad>"
-    assert TABLE.pieces[EOS] == "</s>"
-    assert TABLE.pieces[UNKNOWN] == "<unk>"
+    assert TABLE.token_texts[PAD] == "<pad>"
+    assert TABLE.token_texts[EOS] == "</s>"
+    assert TABLE.token_texts[UNKNOWN] == "<unk>"
     # The vocabulary has no token that begins a sentence, so an ordinary token replaces BOS.
-    assert TABLE.pieces[BOS] == "a"
+    assert TABLE.token_texts[BOS] == "a"
     with_begin = TABLE._replace(begin=3)
     assert with_begin.order == (6, 3, 0, 1, 2, 4, 5)
     assert sorted(with_begin.order) == list(range(len(TOKENS)))
@@ -38,13 +38,13 @@ def test_a_table_with_the_ids_of_this_package_keeps_the_order() -> None:
 def test_pieces_outside_the_table_are_unknown() -> None:
     tokenizer = TableTokenizer(MODEL, TABLE)
     known = tokenizer.encode([">>deu<< two hundred"])[0]
-    assert tokenizer.to_pieces(known) == [">>deu<<", "▁two", "▁hundred", "<EOS>"]
+    assert tokenizer.to_texts(known) == [">>deu<<", "▁two", "▁hundred", "<EOS>"]
     assert tokenizer.decode([[*known, PAD, PAD]]) == [">>deu<< two hundred"]
     assert tokenizer.encode(["xyz", ""]) == [
         [*[UNKNOWN] * (len(tokenizer.split("xyz"))), EOS],
         [EOS],
     ]
-    assert tokenizer.to_pieces([BOS]) == ["a"]
+    assert tokenizer.to_texts([BOS]) == ["a"]
     assert len(tokenizer) == len(TOKENS)
 
 

@@ -81,19 +81,19 @@ def split_words(words: Sequence[str], command: type) -> Words:
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
     """Return the types that each option's value can have, or an empty tuple for a flag."""
     options: dict[str, Alternatives] = {}
-    for key, (kind, metadata) in annotations(command).items():
+    for key, (form, metadata) in annotations(command).items():
         name = key.replace("_", "-")
         if Positional in metadata:
             continue
-        if dataclasses.is_dataclass(kind):
-            options |= option_types(kind, prefix if kind is Config else f"{prefix}{name}.")
-        elif kind is bool:
+        if dataclasses.is_dataclass(form):
+            options |= option_types(form, prefix if form is Config else f"{prefix}{name}.")
+        elif form is bool:
             options[f"{prefix}{name}"] = ()
             if FlagCreatePairsOff not in metadata:
                 options[f"{prefix}no-{name}"] = ()
         else:
             aliases = [a for m in metadata for a in getattr(m, "aliases", None) or ()]
-            options |= dict.fromkeys((f"{prefix}{name}", *aliases), _alternatives(kind))
+            options |= dict.fromkeys((f"{prefix}{name}", *aliases), _alternatives(form))
     return options
 
 
@@ -104,27 +104,27 @@ def check_positional(name: str, command: type, argument_name: str, words: Sequen
         UsageError: there are too few or too many positional arguments.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(command)}
-    found = {key: pair for key, pair in annotations(command).items() if Positional in pair[1]}
-    positional = list(found.values())
+    fields = {key: pair for key, pair in annotations(command).items() if Positional in pair[1]}
+    positional = list(fields.values())
     # The default value of an optional argument is None.
-    required = [pair for key, pair in found.items() if defaults[key] is not None]
+    required = [pair for key, pair in fields.items() if defaults[key] is not None]
     if len(words) < len(required):
         metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
         usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
         raise UsageError(f"{name} needs {argument_name}: transformer-jax {usage}")
-    limit = sum(_max_words(_alternatives(kind)) for kind, _ in positional)
+    limit = sum(_max_words(_alternatives(form)) for form, _ in positional)
     if len(words) > limit:
         raise UsageError(f"{name} got an unexpected argument {words[int(limit)]!r}")
 
 
-def _alternatives(kind: TypeForm) -> Alternatives:
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return typing.get_args(kind) if is_union else (kind,)
+def _alternatives(form: TypeForm) -> Alternatives:
+    is_union = typing.get_origin(form) in (typing.Union, types.UnionType)
+    return typing.get_args(form) if is_union else (form,)
 
 
 def _max_words(alternatives: Alternatives) -> float:
     """Return the maximum number of command-line arguments that an option of these types takes."""
-    tuples = [typing.get_args(kind) for kind in alternatives if typing.get_origin(kind) is tuple]
+    tuples = [typing.get_args(form) for form in alternatives if typing.get_origin(form) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
     return max(map(len, tuples), default=1 if alternatives else 0)
@@ -148,32 +148,32 @@ def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) 
     if not words:
         raise UsageError(f"{option} needs a value")
     if _max_words(alternatives) == math.inf:
-        [kind] = alternatives
+        [form] = alternatives
         for word in words:
-            _check_value(option, typing.get_args(kind)[:1], [word])
+            _check_value(option, typing.get_args(form)[:1], [word])
         return
-    if not any(_is_value(kind, words) for kind in alternatives):
+    if not any(_is_value(form, words) for form in alternatives):
         described = " or ".join(map(_describe, alternatives))
-        literals = [kind for kind in alternatives if typing.get_origin(kind) is Literal]
-        hint = did_you_mean(words[0], [c for kind in literals for c in typing.get_args(kind)])
+        literals = [form for form in alternatives if typing.get_origin(form) is Literal]
+        hint = did_you_mean(words[0], [c for form in literals for c in typing.get_args(form)])
         raise UsageError(f"{option} must be {described}, got {' '.join(words)!r}{hint}")
 
 
-def _is_value(kind: TypeForm, words: Sequence[str]) -> bool:
-    if kind is types.NoneType:
+def _is_value(form: TypeForm, words: Sequence[str]) -> bool:
+    if form is types.NoneType:
         return list(words) == ["None"]
-    if typing.get_origin(kind) is Literal:
-        return words[0] in typing.get_args(kind)
-    if kind in (int, float):
+    if typing.get_origin(form) is Literal:
+        return words[0] in typing.get_args(form)
+    if form in (int, float):
         try:
-            kind(words[0])
+            form(words[0])
         except ValueError:
             return False
-    return len(words) == _max_words((kind,))
+    return len(words) == _max_words((form,))
 
 
-def _describe(kind: TypeForm) -> str:
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
+def _describe(form: TypeForm) -> str:
+    if typing.get_origin(form) is Literal:
+        choices = typing.get_args(form)
         return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
-    return DESCRIPTIONS.get(kind, "two strings")
+    return DESCRIPTIONS.get(form, "two strings")

@@ -98,8 +98,8 @@ def find_batch(
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
     compile_and_report = _reporting(target, devices, progress)
-    found = find_largest_batch(config, bucket, compile_and_report, len(devices))
-    tokens, programs = (None, ()) if found is None else (found[0], (found[1],))
+    largest = find_largest_batch(config, bucket, compile_and_report, len(devices))
+    tokens, programs = (None, ()) if largest is None else (largest[0], (largest[1],))
     parallelism, source = config.train.parallelism, shapes.source
     return Check(target, parallelism, source, programs, batch_tokens=tokens)
 

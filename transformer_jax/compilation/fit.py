@@ -71,7 +71,7 @@ def find_largest_batch(
     unit = math.lcm(ROW_MULTIPLE, num_devices)
     programs: dict[int, StepProgram] = {}
 
-    def fits(units: int) -> bool:
+    def compile_and_check(units: int) -> bool:
         tokens = units * unit * width
         programs[units] = compiler(config, full_bucket(bucket, tokens))
         return programs[units].fits
@@ -79,13 +79,13 @@ def find_largest_batch(
     low, high = 0, 0
     trial = max(1, config.data.batch_tokens // (unit * width))
     while not high and trial * unit * width <= MAX_BATCH_TOKENS:
-        if fits(trial):
+        if compile_and_check(trial):
             low, trial = trial, 2 * trial
         else:
             high = trial
     while high and high - low > 1 and low < PRECISION * high:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if compile_and_check(middle) else (low, middle)
     return (low * unit * width, programs[low]) if low else None
 
 

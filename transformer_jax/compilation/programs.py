@@ -135,8 +135,8 @@ def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
 
 def _required_bytes(message: str) -> int | None:
     """Return the memory requirement stated in a compiler's error message."""
-    found = REQUIRED.search(message)
-    return int(float(found[1]) * UNITS[found[2]]) if found else None
+    match = REQUIRED.search(message)
+    return int(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def _program_flops(compiled: jax.stages.Compiled) -> float | None:

@@ -44,10 +44,10 @@ class Config:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
     def __post_init__(self) -> None:
-        for key, (kind, _) in annotations(type(self)).items():
-            if not isinstance(section := getattr(self, key), kind):
+        for key, (section_type, _) in annotations(type(self)).items():
+            if not isinstance(section := getattr(self, key), section_type):
                 advice = f": to change fields, call Config().change({key}=...)"
-                raise ConfigError.from_field(key, f"a {kind.__name__}", section, advice)
+                raise ConfigError.from_field(key, f"a {section_type.__name__}", section, advice)
         model, data, decode = self.model, self.data, self.decode
         rule = "float32 or bfloat16 (float64 is for verification in Python)"
         model.require("dtype", model.dtype != "float64", rule)

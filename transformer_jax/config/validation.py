@@ -56,9 +56,9 @@ class ConfigSection:
     """The section's name in a config, such as "model"."""
 
     def __post_init__(self) -> None:
-        for key, (kind, metadata) in annotations(type(self)).items():
+        for key, (field_type, metadata) in annotations(type(self)).items():
             value = getattr(self, key)
-            _check_type(f"{self.name}.{key}", kind, value)
+            _check_type(f"{self.name}.{key}", field_type, value)
             for rule in metadata:
                 if isinstance(rule, Rule) and value is not None:
                     self.require(key, rule.allows(value), rule.words)
@@ -80,9 +80,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "" if match is None else f"; did you mean {match!r}?"
 
 
-def field_names(kind: type) -> list[str]:
+def field_names(cls: type) -> list[str]:
     """Return the names of a section's fields, or of a config's sections."""
-    return [f.name for f in dataclasses.fields(kind)]
+    return [f.name for f in dataclasses.fields(cls)]
 
 
 def check_field_name(name: str, known: list[str], owner: str) -> None:
@@ -92,21 +92,23 @@ def check_field_name(name: str, known: list[str], owner: str) -> None:
 
 
 @functools.cache
-def annotations(kind: type) -> dict[str, tuple[TypeForm, tuple[object, ...]]]:
+def annotations(cls: type) -> dict[str, tuple[TypeForm, tuple[object, ...]]]:
     """Return the type of each dataclass field, and its `Annotated` metadata."""
-    plain, full = typing.get_type_hints(kind), typing.get_type_hints(kind, include_extras=True)
-    return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(kind)}
+    plain, full = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(cls)}
 
 
-def _check_type(field: str, kind: TypeForm, value: object) -> None:
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
+def _check_type(field: str, field_type: TypeForm, value: object) -> None:
+    if typing.get_origin(field_type) is Literal:
+        choices = typing.get_args(field_type)
         if value not in choices:
             hint = did_you_mean(value, choices) if isinstance(value, str) else ""
             words = ", ".join(map(repr, choices))
             raise ConfigError.from_field(field, f"one of {words}", value, hint)
         return
-    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    allowed = (
+        typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
+    )
     # Every tuple field is a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
     # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass

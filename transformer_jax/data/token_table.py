@@ -1,6 +1,6 @@
 """A tokenizer whose token IDs come from a table, as in Marian's models.
 
-Marian splits text with one SentencePiece model for each language. It then maps each piece to its ID
+Marian splits text with one SentencePiece model for each language. It then maps each token to its ID
 with a table that both languages can share. In this package, special tokens have the IDs in
 `special_tokens`, so the order of tokens differs from the order in Marian.
 """
@@ -78,7 +78,7 @@ class TokenTable(NamedTuple):
         return (self.padding, begin, self.end, self.unknown, *ordinary)
 
     @property
-    def pieces(self) -> list[str]:
+    def token_texts(self) -> list[str]:
         """The text of each token, in the order of the IDs in this package."""
         return [self.tokens[token] for token in self.order]
 
@@ -91,7 +91,7 @@ class TokenTable(NamedTuple):
 class TableTokenizer(Tokenizer):
     """A tokenizer that splits text with a SentencePiece model and looks up IDs in a table.
 
-    A piece that is not in the table becomes the unknown token. Decoding omits special tokens, as
+    A token that is not in the table becomes the unknown token. Decoding omits special tokens, as
     `MarianTokenizer` in transformers does.
     """
 
@@ -99,20 +99,20 @@ class TableTokenizer(Tokenizer):
         """Read a model from bytes; if it is invalid, raise a DataError that mentions `name`."""
         self.model, self.table = model, table
         self._processor = read_model(model, name)
-        self.pieces, self._names = table.pieces, table.names
+        self.token_texts, self._names = table.token_texts, table.names
         # Ordinary text must not be encoded as special tokens.
-        self._ids = {p: i for i, p in enumerate(self.pieces) if i not in self._names}
+        self._ids = {p: i for i, p in enumerate(self.token_texts) if i not in self._names}
 
     def __len__(self) -> int:
         """Return the number of tokens in the table."""
-        return len(self.pieces)
+        return len(self.token_texts)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the token IDs of each line, with `EOS` at the end."""
         return [[*(self._ids.get(p, UNKNOWN) for p in self.split(line)), EOS] for line in lines]
 
     def split(self, line: str) -> list[str]:
-        """Return the pieces of a line; a leading language code, such as >>fra<<, is one piece."""
+        """Return the text of each token; a leading language code, such as >>fra<<, is one token."""
         code, end = "", line.find("<<")
         if line.startswith(">>") and end >= 0:
             code, line = line[: end + 2], line[end + 2 :]
@@ -123,6 +123,6 @@ class TableTokenizer(Tokenizer):
         return [self._join(sequence) for sequence in tokens]
 
     def _join(self, tokens: Sequence[int]) -> str:
-        pieces = [self.pieces[token] for token in tokens if token not in self._names]
-        # SentencePiece keeps the "▁" in a piece that is not in its model.
-        return self._processor.decode_pieces(pieces).replace("▁", " ").strip()
+        texts = [self.token_texts[token] for token in tokens if token not in self._names]
+        # SentencePiece keeps the "▁" in a token that is not in its model.
+        return self._processor.decode_pieces(texts).replace("▁", " ").strip()

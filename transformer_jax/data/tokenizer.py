@@ -127,7 +127,7 @@ class Tokenizer:
         return digest_files(self.model, b"" if self.table is None else self.table.to_json())
 
     @functools.cached_property
-    def pieces(self) -> list[str]:
+    def token_texts(self) -> list[str]:
         """The text of each token, in order of token ID. "▁" represents a space."""
         return [self._processor.id_to_piece(token) for token in range(len(self))]
 
@@ -143,9 +143,9 @@ class Tokenizer:
         """Decode each sequence to a line, without padding, BOS, or EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
 
-    def to_pieces(self, tokens: Sequence[int]) -> list[str]:
+    def to_texts(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
-        return [self._names.get(token) or self.pieces[token] for token in tokens]
+        return [self._names.get(token) or self.token_texts[token] for token in tokens]
 
 
 def digest_files(*contents: bytes) -> str:
@@ -195,7 +195,7 @@ class Vocabulary(NamedTuple):
     target: Tokenizer
 
     @classmethod
-    def shared(cls, tokenizer: Tokenizer) -> "Vocabulary":
+    def share(cls, tokenizer: Tokenizer) -> "Vocabulary":
         """Use one tokenizer for both languages, as the paper does."""
         return cls(tokenizer, tokenizer)
 

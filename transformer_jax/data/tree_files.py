@@ -40,18 +40,18 @@ class TreeFiles(FileCorpus):
         """
         self._folder = data_folder(folder)
         try:
-            found = {split: _find_files(self._folder, split) for split in SPLITS}
+            files = {split: _find_files(self._folder, split) for split in SPLITS}
         except OSError as error:
             raise DataError(f"{self._folder} cannot be read: {error.strerror}") from error
         for split in ("train", "dev"):
-            if not found[split]:
+            if not files[split]:
                 raise DataError(
                     f"{self._folder} has no {split} trees: it needs {split}.trees, {split}.mrg, a "
                     f"folder {split}, or the sections of the Penn Treebank; choose a folder with ",
                     Setting("data.folder", "FOLDER"),
                 )
         name = f"trees in {self._folder.resolve().name}"
-        super().__init__(name, {split: paths for split, paths in found.items() if paths})
+        super().__init__(name, {split: paths for split, paths in files.items() if paths})
 
     def count(self, split: Split) -> int:
         """Check every tree; return the number of trees, or raise a DataError for a bad tree."""

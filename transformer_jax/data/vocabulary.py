@@ -68,7 +68,7 @@ def train_vocabulary(
             return tokenizer
 
     if config.source_vocab_size is None:
-        return Vocabulary.shared(train(config.vocab_size, *SIDES))
+        return Vocabulary.share(train(config.vocab_size, *SIDES))
     source = train(config.source_vocab_size, "source")
     return Vocabulary(source, train(config.vocab_size, "target", unit=config.target_tokens))
 

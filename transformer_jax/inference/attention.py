@@ -145,8 +145,8 @@ def compute_attention(
         raise UsageError("the attention weights are not finite: load another checkpoint")
     return Attention(
         **weights,
-        source_tokens=tuple(vocabulary.source.to_pieces(source_ids)),
-        target_tokens=tuple(vocabulary.target.to_pieces(target_ids)),
+        source_tokens=tuple(vocabulary.source.to_texts(source_ids)),
+        target_tokens=tuple(vocabulary.target.to_texts(target_ids)),
         source=vocabulary.source.decode([source_ids])[0],
         target=vocabulary.target.decode([target_ids])[0],
         decoder_start=NAMES[translator.model.config.decoder_start_id],

@@ -107,7 +107,7 @@ def scored_brackets(tree: Tree) -> Counter[Bracket]:
     return brackets
 
 
-def branch_right(tree: Tree) -> Tree:
+def make_right_branching(tree: Tree) -> Tree:
     """Return the right-branching tree: each word forms a constituent with all words after it.
 
     The outermost constituent is an S that covers the whole sentence. All other constituents are VPs

@@ -59,7 +59,7 @@ class Comparison:
 
         Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
         "step". Keys such as "dev/perplexity" map to the last value of a metric on the development
-        set. Keys such as "evaluation/test/bleu" map to the newest scores from `evaluate` on a set.
+        set. Keys such as "evaluation/test/bleu" map to the newest scores of a split.
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         fields = _differing_fields([run.config for _, run in runs])

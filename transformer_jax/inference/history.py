@@ -82,20 +82,20 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
 
 
 def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
-    """Return the evaluations that `evaluate` has stored in a run, ordered by set and step.
+    """Return the evaluations that `evaluate` has stored in a run, ordered by split and step.
 
     Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and
     "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step, those that used
     the run's own decode config come last.
     """
-    found: list[JsonObject] = []
+    rows: list[JsonObject] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         result = read_json_object(path)
         with contextlib.suppress(KeyError, TypeError):
             is_own = is_own_search(result, folder.config.decode)
-            found.append(_to_row(result) | {"is_own": is_own})
-    found.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
-    return [{k: v for k, v in row.items() if k != "is_own"} for row in found]
+            rows.append(_to_row(result) | {"is_own": is_own})
+    rows.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
+    return [{k: v for k, v in row.items() if k != "is_own"} for row in rows]
 
 
 def _to_row(result: JsonObject) -> JsonObject:

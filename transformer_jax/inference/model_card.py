@@ -69,7 +69,7 @@ ARCHITECTURES = {
 
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     """Return the run's scores for the mean of these checkpoints, as stored by `evaluate`."""
-    found: list[StoredScores] = []
+    scores: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
         result = read_json_object(path)
         if result.get("steps") != list(steps):
@@ -85,8 +85,8 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
                 f"| {result['perplexity']:.3f} |"
             )
             signatures = {"BLEU": result["bleu_signature"], "chrF": result["chrf_signature"]}
-            found.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
-    return found
+            scores.append(StoredScores(row, {k: _code(v) for k, v in signatures.items()}))
+    return scores
 
 
 def find_languages(data: DataConfig) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from transformer_jax.errors import DataError
 from transformer_jax.inference.brackets import (
     CUTOFF_LENGTH,
     BracketScores,
-    branch_right,
+    make_right_branching,
     score_brackets,
 )
 from transformer_jax.json_types import JsonObject
@@ -30,7 +30,7 @@ def score_parses(
         parse = parse_linearized(hypothesis, len(tree.words))
         num_repaired += parse.is_repaired
         proposed.append(tree._replace(brackets=parse.brackets))
-    baseline = list(map(branch_right, expected))
+    baseline = list(map(make_right_branching, expected))
     return {
         **_score(expected, proposed),
         "repaired": num_repaired,

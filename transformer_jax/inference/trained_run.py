@@ -34,6 +34,9 @@ from transformer_jax.runs.run_folder import Package, RunFolder
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
+Option = Any
+"""The value of a field of `DecodeConfig`. The fields have different types."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
@@ -104,7 +107,7 @@ class Run:
         """The architecture, as a Flax module."""
         return build_model(self.config.model, **self.vocabulary.sizes)
 
-    def translator(self, **decode: Any) -> Translator:  # noqa: ANN401 (fields of `DecodeConfig`)
+    def translator(self, **decode: Option) -> Translator:
         """Return a translator for the run's `decode` config, with these fields overridden.
 
         Raises:
@@ -120,11 +123,7 @@ class Run:
         return Translator(self.model, self.vocabulary, config)
 
     def translate(
-        self,
-        lines: Sequence[str],
-        *,
-        truncate: bool = False,
-        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
+        self, lines: Sequence[str], *, truncate: bool = False, **decode: Option
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
@@ -136,12 +135,7 @@ class Run:
         return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
-        self,
-        lines: Sequence[str],
-        num_best: int,
-        *,
-        truncate: bool = False,
-        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
+        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Option
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
@@ -163,12 +157,7 @@ class Run:
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
 
     def attention(
-        self,
-        source: str,
-        target: str | None = None,
-        *,
-        truncate: bool = False,
-        **decode: Any,  # noqa: ANN401 (fields of `DecodeConfig`)
+        self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
     ) -> Attention:
         """Return the attention weights for a sentence pair.
 

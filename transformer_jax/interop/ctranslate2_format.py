@@ -86,11 +86,11 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
     if "output_bias" in params:
         decoder.projection.bias = params["output_bias"]
     spec = specs.TransformerSpec(encoder, decoder)
-    spec.register_source_vocabulary(vocabulary.source.pieces)
-    spec.register_target_vocabulary(vocabulary.target.pieces)
+    spec.register_source_vocabulary(vocabulary.source.token_texts)
+    spec.register_target_vocabulary(vocabulary.target.token_texts)
     spec.config.layer_norm_epsilon = config.layer_norm_epsilon
     spec.config.add_source_eos = True
-    spec.config.decoder_start_token = vocabulary.target.pieces[config.decoder_start_id]
+    spec.config.decoder_start_token = vocabulary.target.token_texts[config.decoder_start_id]
     spec.validate()
     spec.optimize(quantization)
     return spec

@@ -56,5 +56,5 @@ def export_marian(run: Run, path: Path) -> None:
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return Marian's ID for each token."""
-    tokens = tokenizer.pieces if tokenizer.table is None else tokenizer.table.tokens
-    return {piece: token for token, piece in enumerate(tokens)}
+    tokens = tokenizer.token_texts if tokenizer.table is None else tokenizer.table.tokens
+    return {text: token for token, text in enumerate(tokens)}

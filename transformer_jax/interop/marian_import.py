@@ -127,9 +127,7 @@ def _read_vocabulary(path: Path, settings: JsonObject) -> Vocabulary:
         _make_tokenizer(path, f"{side}.spm", model, settings, t, has_two_models and not is_separate)
         for side, model, t in zip(("source", "target"), models, tokens, strict=True)
     )
-    return (
-        Vocabulary(source, target) if has_two_models or is_separate else Vocabulary.shared(target)
-    )
+    return Vocabulary(source, target) if has_two_models or is_separate else Vocabulary.share(target)
 
 
 def _make_tokenizer(
@@ -147,7 +145,7 @@ def _make_tokenizer(
         # The model's special tokens may differ from this package's.
         with contextlib.suppress(DataError):
             tokenizer = Tokenizer(model)
-            if tokenizer.pieces == tokens:
+            if tokenizer.token_texts == tokens:
                 return tokenizer
     return TableTokenizer(model, table, str(path / name))
 

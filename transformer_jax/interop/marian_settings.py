@@ -112,9 +112,9 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
     padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")
     start = settings.get("decoder_start_token_id")
     for field, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
-        found = tokens.index(token) if token in tokens else "no ID"
-        if settings.get(field) != found or isinstance(settings.get(field), bool):
-            rule = f"the vocabulary has {found} for {token}"
+        token_id = tokens.index(token) if token in tokens else "no ID"
+        if settings.get(field) != token_id or isinstance(settings.get(field), bool):
+            rule = f"the vocabulary has {token_id} for {token}"
             raise _unsupported(path / "config.json", field, settings.get(field), rule)
     if (forced := settings.get("forced_eos_token_id")) not in (end, None):
         rule = f"this package requires {end}"

@@ -30,7 +30,7 @@ def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
     return dict(unflatten_dict(dict(arrays), sep="."))
 
 
-class Found(NamedTuple):
+class StoredArray(NamedTuple):
     """An array's shape and type, as recorded in a file."""
 
     shape: tuple[int, ...]
@@ -74,8 +74,10 @@ def read_arrays(
             names = list(file.keys())
             slices = {name: file.get_slice(name) for name in names}
             # Check everything before reading the arrays.
-            found = {k: Found(tuple(x.get_shape()), x.get_dtype()) for k, x in slices.items()}
-            check_arrays(path, found, expected, optional, types=types)
+            stored = {
+                k: StoredArray(tuple(x.get_shape()), x.get_dtype()) for k, x in slices.items()
+            }
+            check_arrays(path, stored, expected, optional, types=types)
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
@@ -83,26 +85,26 @@ def read_arrays(
 
 def check_arrays(
     source: Path,
-    found: Mapping[str, Found],
+    stored: Mapping[str, StoredArray],
     expected: Shapes,
     optional: Shapes,
     *,
     types: Sequence[str],
 ) -> None:
     """Raise a StorageError if an array is missing or unknown, or has the wrong shape or type."""
-    for name in sorted((expected.keys() ^ found.keys()) - optional.keys()):
+    for name in sorted((expected.keys() ^ stored.keys()) - optional.keys()):
         problem = "lacks the parameter" if name in expected else "has an unknown parameter"
         raise StorageError(f"{source} {problem} {name[:100]!r}, so it does not fit its config")
     for name, shape in {**expected, **optional}.items():
-        if name not in found:
+        if name not in stored:
             continue
-        found_shape, dtype = found[name]
+        stored_shape, dtype = stored[name]
         if dtype not in types:
             raise StorageError(
                 f"{source} has {name} in the type {dtype}, but only {' and '.join(types)} is "
                 "supported"
             )
-        if found_shape != shape:
+        if stored_shape != shape:
             raise StorageError(
-                f"{source} has the shape {found_shape} for {name}, but its config requires {shape}"
+                f"{source} has the shape {stored_shape} for {name}, but its config requires {shape}"
             )

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.interop.optional import import_optional
-from transformer_jax.interop.parameters import Arrays, Found, Shapes, check_arrays
+from transformer_jax.interop.parameters import Arrays, Shapes, StoredArray, check_arrays
 
 # In earlier versions, a malicious file can make the weights-only loader execute code.
 MIN_TORCH = (2, 10)
@@ -38,11 +38,11 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
         for name, x in content.items()
     ):
         raise StorageError(f"{path} cannot be read: it contains something other than arrays")
-    found = {
-        name: Found(tuple(x.shape), TYPES.get(str(x.dtype), str(x.dtype)))
+    stored = {
+        name: StoredArray(tuple(x.shape), TYPES.get(str(x.dtype), str(x.dtype)))
         for name, x in content.items()
     }
-    check_arrays(path, found, expected, optional, types=("F32", "F16"))
+    check_arrays(path, stored, expected, optional, types=("F32", "F16"))
     return {name: x.detach().contiguous().numpy() for name, x in content.items()}
 
 

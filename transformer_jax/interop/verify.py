@@ -157,13 +157,13 @@ def find_translations(
     )
     translator = Translator(model, run.vocabulary, decode)
     sources = translator.encode(lines)
-    pieces = run.vocabulary.target.pieces
+    texts = run.vocabulary.target.token_texts
     translations: dict[int, Translation] = {}
     # By default, GPUs and TPUs round the inputs of float32 matrix products.
     with jax.default_matmul_precision("highest"):
         for indices, best in translator.translate_batches(run.params, sources, 1):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
-                text = [pieces[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
+                text = [texts[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
                 # The limit includes the end-of-sentence token.
                 max_tokens = translator.limit(len(sources[index])) - 1
                 translations[index] = Translation(text, float(scores[0]), max_tokens)

@@ -93,8 +93,8 @@ def _format_difference(results: Results, row: RowResult, score: PaperScore, spec
 
 def _format_test_differences(results: Results, row: RowResult) -> str:
     by_seed = results.test_differences.get(row.name, {})
-    found = (by_seed.get(seed) for seed in results.sweep.seeds)
-    cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in found]
+    comparisons = (by_seed.get(seed) for seed in results.sweep.seeds)
+    cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in comparisons]
     return ", ".join(cells) if by_seed else MISSING
 
 

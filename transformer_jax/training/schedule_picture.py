@@ -25,18 +25,20 @@ def plot_schedule(config: Config) -> Picture:
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the steps at which the rates peak.
-    steps = np.union1d(steps, [w for w in _scaled(train.warmup_steps) if w <= train.steps])
+    steps = np.union1d(
+        steps, [w for w in _scale_by_factors(train.warmup_steps) if w <= train.steps]
+    )
 
     def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:
         schedule = learning_rate_schedule(replace(train, warmup_steps=warmup), width)
         return np.asarray(jax.vmap(schedule)(steps))
 
-    by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scaled(d_model)}
-    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scaled(train.warmup_steps)}
+    by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scale_by_factors(d_model)}
+    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scale_by_factors(train.warmup_steps)}
     warmup = f"Warmup of {train.warmup_steps:,} steps"
     return draw_schedules(steps, {warmup: by_width, f"d_model {d_model:,}": by_warmup})
 
 
-def _scaled(value: int) -> Iterable[int]:
+def _scale_by_factors(value: int) -> Iterable[int]:
     """Return the value multiplied by each factor, without duplicates."""
     return dict.fromkeys(max(1, round(value * factor)) for factor in FACTORS)
