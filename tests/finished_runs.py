@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 from small import SMALL
 
-from transformer_jax.config import Paper, Row
+from transformer_jax.config import Config, Paper, Row
+from transformer_jax.data.prepare import prepare
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.results import Results, collect_results
 from transformer_jax.sweeps.status import read_status
@@ -91,3 +93,13 @@ def collect(sweep: Sweep) -> Results:
     return collect_results(
         sweep, [read_status(run) for run in sweep.runs], "transformer-jax report"
     )
+
+
+def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
+    """Create a run folder without training, and add scores if `perplexity` is given."""
+    prepared = prepare(config.data)
+    RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint)
+    if perplexity is not None:
+        run = SweepRun(path, path.name, path.name, config.train.seed, config)
+        write_results(run, perplexity, 5, splits=["dev"])
+    return path

@@ -245,3 +245,7 @@ class BeamSlots:
         """Return each slot's ancestors at all steps so far, padded with zeros, [B, J, L]."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))
+
+
+def sigmoid(x: Floats) -> Floats:
+    return 1 / (1 + np.exp(-x))

@@ -5,13 +5,11 @@ The tests need libtpu: `pip install --group tpu-compile`.
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_clean_python
 
 from transformer_jax.compilation.targets import GIB, TPUS, parse_target
 
@@ -42,21 +40,11 @@ print(json.dumps([[len(x), len({device.process_index for device in x})] for x in
 """
 
 
-def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without the variables that the tests set, because libtpu and JAX read them."""
-    hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     """Run the command in bfloat16 for the largest batch, and return its results."""
     options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
     command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
-    done = run_python(folder, *command)
+    done = run_clean_python(folder, *command)
     assert done.returncode in (0, 71), done.stderr
     return json.loads(done.stdout)
 
@@ -84,7 +72,7 @@ def collectives(answer: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
 
 def test_libtpu_has_as_many_devices_and_hosts_as_each_target(tmp_path: Path) -> None:
     targets = [*TPUS, "v4:2x2x4", "v5e:2x4", "v5e:4x4", "v5p:2x2x2", "v6e:2x2", "tpu7x:2x2x1"]
-    done = run_python(tmp_path, "-c", COUNT, *targets)
+    done = run_clean_python(tmp_path, "-c", COUNT, *targets)
     expected = [[t.num_devices, t.num_hosts] for t in map(parse_target, targets)]
     assert json.loads(done.stdout) == expected, done.stderr
 

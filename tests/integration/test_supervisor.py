@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from command_line import mistake, run_python
 from rich.console import Console
 from small import SMALL, metrics_of
-from test_cli import mistake, run_python
 
 import transformer_jax
 from transformer_jax.cli import main

@@ -8,11 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import counts, mistake, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import SMALL
@@ -126,38 +125,6 @@ MISTAKES: dict[tuple[str, ...], str] = {
         *("--decode.max-extra-length", "51"),
     ): "decode.max_extra_length must be at most 50",
 }
-
-
-def run_python(
-    code: str, *arguments: str, cwd: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run code in a separate Python process, which does not check array shapes."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: int = 2) -> str:
-    """Run a command that must fail, and return its one-line error message."""
-    assert main(arguments) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1
-    assert err.startswith("transformer-jax: ")
-    return err
-
-
-def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return the output of `params --json`."""
-    assert main(["params", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 # Mistakes

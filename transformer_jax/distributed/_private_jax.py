@@ -1,7 +1,7 @@
 """Wrappers for the private JAX APIs that this package uses.
 
 JAX may move or remove these APIs in any release. If one is missing,
-`tests/unit/test_private_jax.py` fails and reports which one.
+`tests/unit/distributed/test_private_jax.py` fails and reports which one.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
 the devices, in C++. While a process waits in one of them, it cannot handle signals or send

@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 
 # The maximum width of a line on the page, excluding the backslash at its end. The site shows 87
-# columns without scrolling on a screen of 1280 pixels. Names of tests can be longer.
+# columns without scrolling on a screen of 1280 pixels.
 MAX_COLUMNS = 85
 
 
@@ -60,169 +60,172 @@ ITEMS = (
     Item(
         "Equation 1",
         "Scaled dot-product attention",
-        "test_attention.py::test_attention_is_equation_1",
+        "model/test_attention.py::test_attention_is_equation_1",
     ),
     Item(
         "Equation 2",
         "The feed-forward network, as two convolutions with kernel size 1",
-        "test_layers.py::test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one",
+        "model/test_layers.py::"
+        "test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one",
     ),
     Item(
         "Equation 3",
         "The learning rate",
-        "test_paper.py::test_learning_rate_is_equation_3",
+        "configs/test_table3.py::test_learning_rate_is_equation_3",
         "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
         "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
     ),
     Item(
         "Figure 1",
         "The architecture, drawn from the sub-layers of the model",
-        "test_paper_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
+        "paper/test_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
         "transformer-jax paper figure1 --out figure1.svg",
     ),
     Item(
         "Figure 2",
         "Scaled dot-product attention, as our code computes it, and multi-head attention",
-        "test_paper_figures.py::test_figure_2_has_the_operations_of_the_paper",
+        "paper/test_figures.py::test_figure_2_has_the_operations_of_the_paper",
         "transformer-jax paper figure2 --out figure2.svg",
     ),
     Item(
         "Figure 3",
         "Encoder self-attention for one word, in layer 5 of 6; --position is the token's index",
-        "test_attention_figures.py::test_a_selected_token_and_head_have_only_their_lines",
+        "visualization/test_attention_figures.py::"
+        "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
         f"{ATTENTION} runs/wmt14 {MAKING} --out figure3.svg",
     ),
     Item(
         "Figure 4",
         "Two heads of layer 5",
-        "test_attention_figures.py::test_layers_and_heads_are_numbered_from_one",
+        "visualization/test_attention_figures.py::test_layers_and_heads_are_numbered_from_one",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --heads 0 1 --out figure4.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --heads 4 5 --out figure4.svg",
     ),
     Item(
         "Figure 5",
         "All heads of layer 5 (the paper shows two that follow the structure of the sentence)",
-        "test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
+        "visualization/test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --out figure5.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --out figure5.svg",
     ),
     Item(
         "Table 1",
         "Complexity, sequential operations, and path length of each layer type",
-        "test_table1.py::test_the_fitted_exponents_are_those_of_the_paper",
+        "paper/test_table1.py::test_the_fitted_exponents_are_those_of_the_paper",
         "transformer-jax paper table1 --lengths 64 256 --widths 64 128",
         "transformer-jax paper table1",
     ),
     Item(
         "Table 2",
         "BLEU and training cost of the base and big models",
-        "test_table2.py::test_the_papers_method_gives_the_papers_flops",
+        "paper/test_table2.py::test_the_papers_method_gives_the_papers_flops",
         "transformer-jax paper table2",
         "transformer-jax paper table2 --dry-run",
     ),
     Item(
         "Table 3",
         "Rows (A) to (E): variations of the Transformer",
-        "test_paper.py::test_every_row_differs_from_base_exactly_as_in_the_paper",
+        "configs/test_table3.py::test_every_row_differs_from_base_exactly_as_in_the_paper",
         "transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2",
         "transformer-jax sweep table3",
     ),
     Item(
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
-        "test_brackets.py::test_evalbs_sample_has_evalbs_totals",
+        "inference/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
     ),
     Item(
         "Section 1",
         "Attention versus recurrence at equal size (needs Multi30k; see docs/recurrence.md)",
-        "test_architecture_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
+        "architectures/test_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
         "transformer-jax sweep recurrence --seeds 3",
     ),
     Item(
         "Section 3.1",
         "Encoder and decoder layers, with post-normalization",
-        "test_layers.py::test_the_decoder_layer_equals_its_equations",
+        "model/test_layers.py::test_the_decoder_layer_equals_its_equations",
         full="transformer-jax params base",
     ),
     Item(
         "Section 3.2.1",
         "The scale 1 / sqrt(d_k) keeps the variance of the scores at one",
-        "test_attention.py::test_scaling_brings_the_variance_of_scores_from_d_k_to_one",
+        "model/test_attention.py::test_scaling_brings_the_variance_of_scores_from_d_k_to_one",
         full="transformer-jax train base --model.attention-score dot_product",
     ),
     Item(
         "Section 3.2.2",
         "Multi-head attention",
-        "test_attention.py::test_multi_head_attention_concatenates_its_heads",
+        "model/test_attention.py::test_multi_head_attention_concatenates_its_heads",
         full="transformer-jax sweep heads",
     ),
     Item(
         "Section 3.2.3",
         "Predictions depend only on earlier outputs",
-        "test_transformer.py::test_a_prediction_depends_only_on_earlier_tokens",
+        "model/test_transformer.py::test_a_prediction_depends_only_on_earlier_tokens",
     ),
     Item(
         "Section 3.4",
         "Both embeddings and the softmax share one matrix",
-        "test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
+        "model/test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
         full="transformer-jax train base --model.tie-embeddings none",
     ),
     Item(
         "Section 3.5",
         "Linear maps between shifted sinusoids, and extrapolation to longer sentences",
-        "test_positions.py::test_the_sinusoid_is_the_papers_formula",
+        "model/test_positions.py::test_the_sinusoid_is_the_papers_formula",
         "transformer-jax plot runs/demo --kind positions --out positions.svg",
         "transformer-jax sweep experiments/positions/short_numbers.py",
     ),
     Item(
         "Section 4",
         "Restricted self-attention",
-        "test_attention_window.py::test_a_window_computes_attention_with_a_mask_of_far_keys",
+        "model/variants/test_attention_window.py::"
+        "test_a_window_computes_attention_with_a_mask_of_far_keys",
         "transformer-jax train tiny --model.attention-window 4 --out runs/window",
         "transformer-jax train base --model.attention-window 64",
     ),
     Item(
         "Section 5.1",
         "Batches of about 25,000 source and 25,000 target tokens",
-        "test_batches.py::test_batches_have_the_planned_shapes_within_the_budget",
+        "data/test_batches.py::test_batches_have_the_planned_shapes_within_the_budget",
         "transformer-jax prepare tiny",
         "transformer-jax prepare wmt14",
     ),
     Item(
         "Section 5.2",
         "100,000 steps for the base model, and 300,000 for the big model",
-        "test_paper.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
+        "configs/test_table3.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
         "transformer-jax train tiny",
         "transformer-jax train wmt14_big",
     ),
     Item(
         "Section 5.3",
         "Adam, the learning rate, and the warmup",
-        "test_paper.py::test_updates_are_those_of_adam",
+        "configs/test_table3.py::test_updates_are_those_of_adam",
         f"transformer-jax sweep warmup --rows {WARMUP_ROWS} {SMALL} --scale tiny --seeds 1",
         "transformer-jax sweep warmup",
     ),
     Item(
         "Section 5.4",
         "Residual dropout and label smoothing",
-        "test_transformer.py::test_dropout_acts_at_the_points_that_the_paper_names",
+        "model/test_transformer.py::test_dropout_acts_at_the_points_that_the_paper_names",
         f"transformer-jax sweep table3 --rows D1 D2 D3 D4 {SMALL} --scale tiny",
         "transformer-jax sweep table3 --rows D1 D2 D3 D4",
     ),
     Item(
         "Section 6.1",
         "Beam search with length penalty, and checkpoint averaging",
-        "test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
+        "inference/test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
         "transformer-jax evaluate runs/demo --grid",
         "transformer-jax evaluate runs/wmt14_big --grid",
     ),
     Item(
         "Section 6.2",
         "Learned positions instead of sinusoids (row E), and other position schemes",
-        "test_positions.py::test_learned_positions_are_rows_of_a_table",
+        "model/test_positions.py::test_learned_positions_are_rows_of_a_table",
         "transformer-jax sweep table3 --rows E --data-from smoke --train-from smoke --scale tiny",
         "transformer-jax sweep positions",
     ),
@@ -251,7 +254,7 @@ def _wrap(command: str) -> list[str]:
         if lines[-1] and len(lines[-1]) + size > MAX_COLUMNS:
             lines[-1] += " \\"
             lines.append(" ")
-        first, *more = _split_quoted(word)
+        first, *more = _split_long(word)
         lines[-1] += f" {first}" if lines[-1] else first
         for part in more:
             lines[-1] += "\\"
@@ -259,9 +262,13 @@ def _wrap(command: str) -> list[str]:
     return lines
 
 
-def _split_quoted(word: str) -> list[str]:
-    """Split a long quoted word into quoted parts, which the shell joins across lines."""
-    if len(word) <= MAX_COLUMNS - 2 or not word.startswith("'"):
+def _split_long(word: str) -> list[str]:
+    """Split a long quoted word or test into parts, which the shell joins across lines."""
+    if len(word) <= MAX_COLUMNS - 2:
         return [word]
-    [text] = shlex.split(word)
-    return [shlex.quote(x) for x in textwrap.wrap(text, MAX_COLUMNS - 8, drop_whitespace=False)]
+    if word.startswith("'"):
+        [text] = shlex.split(word)
+        width = MAX_COLUMNS - 8
+        return [shlex.quote(x) for x in textwrap.wrap(text, width, drop_whitespace=False)]
+    file, separator, function = word.partition("::")
+    return [file + separator, function] if separator else [word]

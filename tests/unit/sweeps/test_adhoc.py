@@ -7,25 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from finished_runs import write_results
+from finished_runs import make_run
 from small import FILES, SMALL
 
 from transformer_jax.cli import main
-from transformer_jax.config import Config
-from transformer_jax.data.prepare import prepare
-from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_status
-from transformer_jax.sweeps.plan import SweepRun
-
-
-def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
-    """Create a run folder without training, and add scores if `perplexity` is given."""
-    prepared = prepare(config.data)
-    RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint)
-    if perplexity is not None:
-        run = SweepRun(path, path.name, path.name, config.train.seed, config)
-        write_results(run, perplexity, 5, splits=["dev"])
-    return path
 
 
 @pytest.fixture

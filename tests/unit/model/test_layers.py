@@ -9,8 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
+from layer_helpers import (
+    BATCH,
+    SOURCES,
+    TARGETS,
+    WIDTH,
+    as_array,
+    attention_params,
+    causal,
+    disallowed,
+    feed_forward_params,
+    is_source_token,
+    norm_params,
+    torch_layer,
+)
 from models import make_decoder_layer, make_encoder_layer
-from numpy.typing import ArrayLike
 from oracles import (
     SMALL,
     Floats,
@@ -29,17 +42,7 @@ from oracles import (
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layers import AddAndNorm, FeedForward
 
-BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
 BIASED = replace(SMALL, attention_bias=True)
-
-
-def is_source_token() -> Array:
-    """Return the source mask for two sentences. The second is two tokens shorter than the first."""
-    return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
-
-
-def causal() -> Array:
-    return jnp.tril(jnp.ones((1, 1, TARGETS, TARGETS), bool))
 
 
 @pytest.mark.parametrize("config", [SMALL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
@@ -143,67 +146,6 @@ def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
     dropped = leave(plain, zeros, zeros + 1)
     for vector in floats(dropped).reshape(-1, WIDTH):
         assert len(np.unique(vector.round(4))) == 2
-
-
-def norm_params(norm: Any) -> dict[str, Array]:
-    return {"scale": as_array(norm.weight), "bias": as_array(norm.bias)}
-
-
-def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a `torch.nn.MultiheadAttention` under this package's names."""
-    heads = config.num_heads
-    params: dict[str, dict[str, Array]] = {}
-    matrices = np.split(as_array(attention.in_proj_weight), 3)
-    biases = np.split(as_array(attention.in_proj_bias), 3)
-    for name, matrix, bias in zip(("query", "key", "value"), matrices, biases, strict=True):
-        params[name] = {"kernel": jnp.asarray(matrix.T.reshape(WIDTH, heads, -1))}
-        if config.attention_bias:
-            params[name]["bias"] = jnp.asarray(bias.reshape(heads, -1))
-    matrix = as_array(attention.out_proj.weight)
-    params["output"] = {"kernel": matrix.T.reshape(heads, -1, WIDTH)}
-    if config.attention_bias:
-        params["output"]["bias"] = as_array(attention.out_proj.bias)
-    return params
-
-
-def feed_forward_params(layer: Any) -> dict[str, dict[str, Array]]:
-    linears = {"inner": layer.linear1, "outer": layer.linear2}
-    return {
-        name: {"kernel": as_array(linear.weight).T, "bias": as_array(linear.bias)}
-        for name, linear in linears.items()
-    }
-
-
-def as_array(tensor: Any) -> Array:
-    return jnp.asarray(tensor.detach().numpy())
-
-
-def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters; omitted attention biases are zero."""
-    layer = getattr(torch.nn, kind)(
-        WIDTH,
-        config.num_heads,
-        dim_feedforward=config.d_ff,
-        dropout=0.0,
-        activation="relu",
-        layer_norm_eps=config.layer_norm_epsilon,
-        batch_first=True,
-        norm_first=False,
-    )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            is_attention_bias = "attn" in name and name.endswith("bias")
-            if is_attention_bias and not config.attention_bias:
-                parameter.zero_()
-            else:
-                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-    return layer
-
-
-def disallowed(torch: Any, allowed: ArrayLike) -> Any:
-    """Return a mask for PyTorch, in which True means that attention is not allowed."""
-    return torch.from_numpy(~np.array(allowed))
 
 
 @pytest.mark.slow

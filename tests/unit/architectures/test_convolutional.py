@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 from models import SOURCE, TARGET, VOCABULARY
-from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sinusoid, softmax
-from test_recurrent import sigmoid
+from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sigmoid, sinusoid, softmax
 
 from transformer_jax.architectures.build import attention_weights, build_model
 from transformer_jax.config import ModelConfig

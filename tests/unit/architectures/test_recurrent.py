@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from models import SOURCE, TARGET, VOCABULARY
-from oracles import SMALL, Floats, Params, apply, drawn_params, floats, softmax
+from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sigmoid, softmax
 
 from transformer_jax.architectures.build import attention_weights, build_model
 from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right
@@ -22,10 +22,6 @@ def make_model(**changes: Any) -> tuple[EncoderDecoder, dict[str, Any]]:
     """Return a two-layer recurrent model and its parameters."""
     model = build_model(replace(SMALL, architecture="rnn", **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
-
-
-def sigmoid(x: Floats) -> Floats:
-    return 1 / (1 + np.exp(-x))
 
 
 def lstm_cell(params: Params, state: tuple[Floats, Floats], x: Floats) -> tuple[Floats, Floats]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
+from html_page import Page
 from small import NUMBER_WORDS, SMALL
-from test_tables import Page
 
 from transformer_jax.cli import main
 from transformer_jax.config import Row

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jaxtyping import Array
+from layer_helpers import causal, is_source_token
+from model_variants import FAST, VARIANTS, cases
 from models import SOURCE, VOCABULARY, make_decoder_layer, make_model, make_self_attention
 from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
-from test_layers import causal, is_source_token
-from test_variants import FAST, VARIANTS, cases
 
 from transformer_jax.architectures.build import decode_step, init_decoding
 from transformer_jax.inference.search import Translations, beam_search

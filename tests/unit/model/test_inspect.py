@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
+from model_variants import cases
 from models import SOURCE, TARGET, VOCABULARY, make_model
 from oracles import SMALL, floats, multi_head_weights, sinusoid
-from test_variants import cases
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError

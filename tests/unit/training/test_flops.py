@@ -8,20 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_variants import cases
 from small import SMALL
-from test_variants import cases
 
 from transformer_jax.architectures.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.training.flops import (
-    flops_of_lengths,
-    peak_flops,
-    step_flops,
-    train_flops,
-)
+from transformer_jax.training.flops import flops_of_lengths, peak_flops, step_flops, train_flops
 
 FAST: list[dict[str, Any]] = [
     {},

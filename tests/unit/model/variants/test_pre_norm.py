@@ -7,6 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
+from layer_helpers import (
+    as_array,
+    attention_params,
+    causal,
+    disallowed,
+    feed_forward_params,
+    is_source_token,
+    norm_params,
+    torch_layer,
+)
 from models import make_decoder_layer, make_encoder_layer
 from oracles import (
     SMALL,
@@ -19,16 +29,6 @@ from oracles import (
     multi_head_attention,
     normal,
     sinusoid,
-)
-from test_layers import (
-    as_array,
-    attention_params,
-    causal,
-    disallowed,
-    feed_forward_params,
-    is_source_token,
-    norm_params,
-    torch_layer,
 )
 
 from transformer_jax.model.build import build_transformer

@@ -19,7 +19,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.training.optimizer import learning_rate, make_optimizer
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 TABLE_3 = load_rows(str(CONFIGS / "table3.py"))
 VOCABULARY = 37_000
 

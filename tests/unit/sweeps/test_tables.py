@@ -2,10 +2,10 @@
 
 import csv
 import io
-from html.parser import HTMLParser
 
 import pytest
 from finished_runs import HOSTILE
+from html_page import Page
 
 from transformer_jax.commands.tables import print_table
 from transformer_jax.console import stdout
@@ -43,22 +43,6 @@ def test_a_spreadsheet_does_not_execute_cells_of_csv() -> None:
     plain = ["-1.5", "-8.5e-05", "+2", "-inf", "-", "", "a,b"]
     [row] = csv.reader(io.StringIO(to_csv([formulas + plain])))
     assert row == [f"'{cell}" for cell in formulas] + plain
-
-
-class Page(HTMLParser):
-    """A parser that collects a page's tags, links, and text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags, self.links, self.text = list[str](), list[str](), ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value for key, value in attrs if key == "href" and value]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_html_escapes_cells_and_links_rows() -> None:

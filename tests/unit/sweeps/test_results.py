@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
+from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, make_run, set_status
 from small import SMALL
-from test_adhoc import make_run
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare
