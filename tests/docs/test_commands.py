@@ -23,7 +23,7 @@ DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 # These commands build a model for every row of Table 3. CHEAP excludes them, so only the slow tests
-# of whole pages run them. `test_cli` and `test_sweeps` run them for a few rows.
+# of whole pages run them. `test_configs` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
     {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}

@@ -12,22 +12,13 @@ from pathlib import Path
 
 import pytest
 from command_line import counts, mistake, run_python
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from small import SMALL
 
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
-from transformer_jax.commands.configs import Params
-from transformer_jax.commands.inference import _decode_lines
-from transformer_jax.commands.sweeps import Sweep
-from transformer_jax.commands.tables import format_duration
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_config
-from transformer_jax.data.prepare import prepare
-from transformer_jax.errors import DataError
-from transformer_jax.runs.run_folder import FORMAT, RunFolder
+from transformer_jax.runs.run_folder import FORMAT
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 OPTIONS = [
@@ -330,16 +321,6 @@ def test_the_package_exports_the_names_that_it_documents() -> None:
         transformer_jax.nope  # noqa: B018
 
 
-def test_the_package_exports_every_error_that_its_documentation_names() -> None:
-    objects = {getattr(transformer_jax, name) for name in transformer_jax.__all__}
-    modules = {module for x in objects if (module := inspect.getmodule(x)) is not None}
-    documented = re.compile(r"^ +([A-Z]\w+Error): ", re.MULTILINE)
-    text = "".join(map(inspect.getsource, modules))
-    errors = {name for name in documented.findall(text) if hasattr(transformer_jax.errors, name)}
-    assert errors
-    assert errors <= set(transformer_jax.__all__)
-
-
 def test_running_the_module_runs_the_command(tmp_path: Path) -> None:
     def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -354,54 +335,6 @@ def test_running_the_module_runs_the_command(tmp_path: Path) -> None:
     failed = run_module("trian")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert "did you mean 'train'?" in failed.stderr
-
-
-# Parameters
-
-
-@pytest.mark.parametrize(
-    "name", ["tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("base", "big"))]
-)
-def test_the_parameters_of_the_modules_add_up_to_the_total(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    modules = counts(capsys, name)
-    total = modules.pop("total")
-    assert sum(modules.values()) == total
-    assert main(["params", name]) == 0
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert printed == {name: f"{count:,}" for name, count in {**modules, "total": total}.items()}
-
-
-def test_the_base_model_has_as_many_parameters_as_its_equations(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    d_model, d_ff, layers, vocabulary = 512, 2048, 6, 37_000
-    attention = 4 * d_model * d_model
-    feed_forward = 2 * d_model * d_ff + d_ff + d_model
-    norm = 2 * d_model
-    encoder = layers * (attention + feed_forward + 2 * norm)
-    decoder = layers * (2 * attention + feed_forward + 3 * norm)
-    assert counts(capsys, "base")["total"] == vocabulary * d_model + encoder + decoder
-
-
-def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    sweep = tmp_path / "three.py"
-    sweep.write_text(
-        "from configs.table3 import SWEEP as TABLE3\n"
-        "SWEEP = {name: TABLE3[name] for name in ('base', 'B1', 'E')}\n"
-    )
-    # A single layer keeps this test fast.
-    arguments = [str(sweep), "--model.num-layers", "1"]
-    assert main(["params", *arguments]) == 0
-    header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert header[:2] == ["row", "parameters"]
-    totals = {name: f"{row['total']:,}" for name, row in counts(capsys, *arguments).items()}
-    assert [tuple(line[:2]) for line in lines] == list(totals.items())
-    # The paper gives parameter counts for base and B1, but not for E.
-    assert [line[4:] for line in lines] == [["65", "+0"], ["58", "-7"], []]
 
 
 # Options
@@ -441,33 +374,6 @@ def test_options_may_precede_the_config(capsys: pytest.CaptureFixture[str]) -> N
     assert counts(capsys, "tiny", *options) == counts(capsys, *options, "tiny")
 
 
-def test_a_config_takes_sections_from_other_configs(capsys: pytest.CaptureFixture[str]) -> None:
-    big, tiny, smoke, small = map(load_config, ("big", "tiny", "smoke", "multi30k_small"))
-    rows = Params("tiny", "smoke", "multi30k_small", file="big").load_rows()
-    assert rows[""].config == Config(big.model, tiny.data, smoke.train, small.decode)
-    count = counts(capsys, "base", "--data-from", "tiny", "--model.num-layers", "1")
-    assert count["embedding"] == tiny.data.vocab_size * 512
-
-
-def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
-    smoke = load_config("smoke").train
-    for row, expected in (
-        ("base", smoke),
-        ("D3", dataclasses.replace(smoke, label_smoothing=0.0)),
-        ("big", dataclasses.replace(smoke, steps=3 * smoke.steps)),
-    ):
-        rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
-        assert rows[row].config.train == expected
-        assert rows[row].config.data == load_config("base").data
-        # Neither the order of the rows nor the absence of the first row matters.
-        for others in ((), ("table3:A1",)):
-            rows = Sweep(train_from="smoke", files=(f"table3:{row}", *others)).load_rows()
-            assert rows[row].config.train == expected
-    assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
-        dataclasses.replace(smoke, label_smoothing=0.0)
-    )
-
-
 def test_an_unusual_config_gets_a_warning_on_standard_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -477,88 +383,11 @@ def test_an_unusual_config_gets_a_warning_on_standard_error(
     assert json.loads(out)["total"] > 0
 
 
-# Durations
-
-
-@pytest.mark.parametrize(
-    ("hours", "text"), [(0.2, "12 min"), (48, "48 h 00 min"), (49, "2.0 days"), (1140, "47.5 days")]
-)
-def test_a_duration_above_48_hours_is_in_days(hours: float, text: str) -> None:
-    assert format_duration(hours * 3600) == text
-
-
-# Lines to translate
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
-@settings(deadline=None, derandomize=True, max_examples=30)
-def test_lines_are_read_as_they_were_written(lines: list[str]) -> None:
-    assert _decode_lines("".join(f"{line}\n" for line in lines).encode()) == lines
-    assert _decode_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
-    last_line_has_words = bool(lines and lines[-1])
-    if last_line_has_words:
-        assert _decode_lines("\n".join(lines).encode()) == lines
-
-
-def test_only_a_newline_ends_a_line() -> None:
-    cases: dict[bytes, list[str]] = {
-        b"": [],
-        b"\n": [""],
-        b"\n\n": ["", ""],
-        b"one": ["one"],
-        b"one\n": ["one"],
-        b"one\n\ntwo\n": ["one", "", "two"],
-        b"one\r\ntwo\r\n": ["one", "two"],
-        b"one\rtwo\n": ["one\rtwo"],
-        "\ufeffone\n\ufefftwo\n".encode(): ["one", "\ufefftwo"],
-        "one\u2028two\u0085three\x0cfour\n".encode(): ["one\u2028two\u0085three\x0cfour"],
-    }
-    for data, lines in cases.items():
-        assert _decode_lines(data) == lines
-
-
-def test_a_line_that_is_not_utf_8_is_reported_by_number() -> None:
-    with pytest.raises(DataError, match=r"^line 2 is not UTF-8: "):
-        _decode_lines(b"one\nzw\xffei\nthree\n")
-
-
-# Differences
-
-
-@pytest.mark.parametrize(
-    ("names", "fields"),
-    [
-        (("table3:A1", "base"), ["model.num_heads", "model.d_k", "model.d_v"]),
-        (("table3:D3", "base"), ["train.label_smoothing"]),
-        (("base", "base"), []),
-    ],
-)
-def test_diff_names_the_fields_that_differ(
-    names: tuple[str, str], fields: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["diff", *names, "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)) == fields
-    assert main(["diff", *names]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in fields or ["no difference"])
-
-
-def test_diff_of_runs_names_the_software_versions_that_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepared = prepare(SMALL.data)
-    for name, seed in (("a", 0), ("b", 1)):
-        config = SMALL.change(train={"seed": seed})
-        RunFolder.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)
-    description = tmp_path / "b" / "run.json"
-    stored = json.loads(description.read_text())
-    stored["versions"] |= {"jax": "0.0.1", "added": "2"}
-    description.write_text(json.dumps(stored))
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
-    differences = json.loads(capsys.readouterr().out)
-    assert set(differences) == {"train.seed", "made with jax", "made with added"}
-    assert differences["made with jax"][1] == "0.0.1"
-    assert differences["made with added"] == [None, "2"]
-    assert f"{tmp_path} is not a run" in mistake(
-        capsys, ["diff", str(tmp_path / "a"), str(tmp_path)]
-    )
+def test_the_package_exports_every_error_that_its_documentation_names() -> None:
+    objects = {getattr(transformer_jax, name) for name in transformer_jax.__all__}
+    modules = {module for x in objects if (module := inspect.getmodule(x)) is not None}
+    documented = re.compile(r"^ +([A-Z]\w+Error): ", re.MULTILINE)
+    text = "".join(map(inspect.getsource, modules))
+    errors = {name for name in documented.findall(text) if hasattr(transformer_jax.errors, name)}
+    assert errors
+    assert errors <= set(transformer_jax.__all__)

@@ -71,7 +71,7 @@ ITEMS = (
     Item(
         "Equation 3",
         "The learning rate",
-        "configs/test_table3.py::test_learning_rate_is_equation_3",
+        "training/test_optimizer.py::test_learning_rate_is_equation_3",
         "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
         "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
     ),
@@ -204,7 +204,7 @@ ITEMS = (
     Item(
         "Section 5.3",
         "Adam, the learning rate, and the warmup",
-        "configs/test_table3.py::test_updates_are_those_of_adam",
+        "training/test_optimizer.py::test_updates_are_those_of_adam",
         f"transformer-jax sweep warmup --rows {WARMUP_ROWS} {SMALL} --scale tiny --seeds 1",
         "transformer-jax sweep warmup",
     ),

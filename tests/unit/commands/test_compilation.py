@@ -3,32 +3,15 @@
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import pytest
+from fake_compiler import compile_by_formula
 
 from transformer_jax.cli import main
 from transformer_jax.compilation import check, environment, fit, programs, topologies
-from transformer_jax.compilation.hlo import Collectives
 from transformer_jax.compilation.programs import StepProgram
-from transformer_jax.compilation.targets import GIB, Target
-from transformer_jax.config import Config
-from transformer_jax.data.batches import Bucket
-
-
-def compile_by_formula(
-    config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
-) -> StepProgram:
-    """Pretend that the state needs 1 GiB and each token needs 1 MiB, or 0.5 MiB with remat."""
-    tokens = bucket.rows * (bucket.source + bucket.target) // len(devices)
-    tokens //= config.train.gradient_accumulation_steps * (2 if config.model.remat else 1)
-    state = GIB // (len(devices) if config.train.parallelism == "fsdp" else 1)
-    peak = state + tokens * (1 << 20)
-    lengths = (bucket.source, bucket.target)
-    collectives = (Collectives("all-reduce", "bf16", 3, 2 << 30),) if len(devices) > 1 else ()
-    sizes = (peak <= target.capacity, peak, state, target.capacity)
-    return StepProgram(bucket.rows, *lengths, *sizes, 5e12, 6e12, collectives, 70.2)
 
 
 def set_compiler(
@@ -196,10 +179,3 @@ def test_a_missing_cudnn_is_reported_in_one_line(
         "transformer-jax: JAX cannot find cuDNN: pip install '.[cuda]', or use "
         "--model.attention-implementation full"
     )
-
-
-def test_the_answer_names_the_program_that_needs_the_most_memory() -> None:
-    target = Target("v5e", (1, 1))
-    buckets = [Bucket(rows, 16, 16, 0) for rows in (8, 32, 16)]
-    programs = [compile_by_formula(Config(), target, [None], bucket) for bucket in buckets]
-    assert check.Check(target, "data", "", tuple(programs)).largest.rows == 32

@@ -1,11 +1,8 @@
 """Test that errors explain invalid values, and that configs survive a round trip through JSON."""
 
-import ast
 import dataclasses
-import inspect
 import itertools
 import json
-import math
 import random
 import string
 import types
@@ -13,84 +10,15 @@ import typing
 from typing import Any, Literal
 
 import pytest
+from config_fields import FIELDS, KINDS, RANGES, SECTIONS, alternatives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config import sections as config_module
 from transformer_jax.config.architectures import USED_BY
 from transformer_jax.config.loading import load_rows, shipped_configs
 from transformer_jax.config.sections import ADDED_POSITIONS
 from transformer_jax.errors import ConfigError
-
-SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
-FIELDS: list[tuple[Any, str]] = [
-    (kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)
-]
-KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
-
-# The smallest valid value, the largest valid value, and some invalid values.
-Range = tuple[float, float, tuple[float, ...]]
-INTEGER: Range = (1, 10**9, (0, -1))
-REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))
-WIDTH: Range = (1, 10**6, (0, -1, 10**6 + 1))
-FRACTION: Range = (0.0, 0.999, (1.0, -1e-9, math.inf, math.nan))
-RANGES: dict[str, Range] = {
-    "num_layers": (1, 1000, (0, -1, 1001)),
-    "num_decoder_layers": (1, 1000, (0, -1, 1001)),
-    "d_model": (2, 499_998, (0, -2, 10**6 + 2)),
-    "d_ff": WIDTH,
-    "num_heads": WIDTH,
-    "d_k": WIDTH,
-    "d_v": WIDTH,
-    "dropout": FRACTION,
-    "attention_dropout": FRACTION,
-    "activation_dropout": FRACTION,
-    "layer_norm_epsilon": REAL,
-    "max_relative_position": WIDTH,
-    "position_buckets": (4, 64, (3, 65)),
-    "max_positions": WIDTH,
-    "attention_window": WIDTH,
-    "conv_kernel_width": (1, 1000, (0, -1, 1001)),
-    "max_length": (1, 10**6, (0, -1)),
-    "num_pairs": (1, 500_000, (0, -1, 500_001)),
-    "max_numbers_per_line": (1, 25, (0, -1, 301)),
-    "max_digits": (5, 6, (0, 4, 7)),
-    "vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
-    "source_vocab_size": (8, 1_000_000, (7, -8, 1_000_001)),
-    "max_ratio": (1.0, 1e12, (0.999, -1.0, math.inf, math.nan)),
-    "batch_tokens": INTEGER,
-    "max_batch_shapes": (1, 12, (0, 13)),
-    "steps": INTEGER,
-    "warmup_steps": INTEGER,
-    "learning_rate_scale": REAL,
-    "adam_beta1": FRACTION,
-    "adam_beta2": FRACTION,
-    "adam_epsilon": REAL,
-    "clip_norm": REAL,
-    "label_smoothing": FRACTION,
-    "gradient_accumulation_steps": INTEGER,
-    "seed": (0, 2**31 - 1, (-1, 2**31)),
-    "checkpoint_every": INTEGER,
-    "bleu_every": INTEGER,
-    "patience": INTEGER,
-    "max_minutes_between_checkpoints": REAL,
-    "keep_checkpoints": INTEGER,
-    "log_every": INTEGER,
-    "profile": (0, 10**9, (-1,)),
-    "beam_size": (1, 1000, (0, 1001)),
-    "length_penalty_alpha": (0.0, 1e12, (-1e-9, math.inf, math.nan)),
-    "max_extra_length": (0, 10**9, (-1,)),
-    "average_checkpoints": INTEGER,
-}
-
-
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or a 1-tuple for any other type."""
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-
-
-NUMBERS = [pair for pair in FIELDS if {int, float} & set(alternatives(KINDS[pair]))]
 
 
 def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
@@ -203,50 +131,9 @@ def test_a_section_with_the_name_of_a_python_attribute_is_unknown(name: str) -> 
         Config.from_dict({name: {}})
 
 
-def wrong_values(kind: Any) -> list[object]:
-    """Return a list of values that a field of this type must reject."""
-    if typing.get_origin(kind) is Literal:
-        return ["other", None, 3, [], True]
-    allowed = alternatives(kind)
-    wrong: list[object] = [[], {}, 1j, ("one",), ("one", 2), ("a", "b", "c")]
-    wrong += [] if str in allowed else ["text"]
-    wrong += [] if tuple[str, str] in allowed else [("a", "b")]
-    wrong += [] if bool in allowed else [True, False]
-    wrong += [0, 1] if allowed == (bool,) else []
-    wrong += [] if float in allowed else [1.5]
-    wrong += [] if types.NoneType in allowed else [None]
-    return wrong
-
-
-def test_a_value_of_the_wrong_type_is_reported_with_its_field() -> None:
-    for kind, key in FIELDS:
-        for value in wrong_values(KINDS[kind, key]):
-            with pytest.raises(ConfigError) as caught:
-                kind(**{key: value})
-            message = str(caught.value)
-            assert message.startswith(f"{kind.name}.{key} must be ")
-            assert f"got {value!r}" in message
-            assert "\n" not in message
-
-
 def test_a_dictionary_instead_of_a_section_is_reported_with_the_method_to_use() -> None:
     with pytest.raises(ConfigError, match=r"^model must be a ModelConfig, got {.*change\(model="):
         Config(model=typing.cast(ModelConfig, {"num_heads": 4}))
-
-
-def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
-    for kind, key in NUMBERS:
-        low, high, invalid = RANGES[key]
-        is_integer = int in alternatives(KINDS[kind, key])
-        for value in (low, high):
-            assert getattr(kind(**{key: value}), key) == value
-        for value in invalid:
-            with pytest.raises(ConfigError) as caught:
-                kind(**{key: value})
-            assert str(caught.value).startswith(f"{kind.name}.{key} must be ")
-            assert str(caught.value).endswith(f"got {value!r}")
-            # The value has the right type, so its range must be the reason for the error.
-            assert isinstance(value, int) is is_integer
 
 
 CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
@@ -525,20 +412,6 @@ def test_no_shipped_config_has_a_warmup_that_is_worth_a_warning() -> None:
     for file in sorted(shipped_configs().glob("*.py")):
         for name, row in load_rows(str(file)).items():
             assert row.config.describe_warmup() is None, (file, name)
-
-
-def test_every_field_has_a_docstring_for_the_help() -> None:
-    tree = ast.parse(inspect.getsource(config_module))
-    described = {
-        (node.name, first.target.id)
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-        for first, second in itertools.pairwise(node.body)
-        if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name)
-        if isinstance(second, ast.Expr) and isinstance(second.value, ast.Constant)
-        if isinstance(second.value.value, str)
-    }
-    assert {(kind.__name__, key) for kind, key in FIELDS} <= described
 
 
 def test_an_experiment_cannot_use_float64() -> None:

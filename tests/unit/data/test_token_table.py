@@ -1,7 +1,6 @@
 """Test tokenizers whose IDs come from a table."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from opus_mt import SOURCES, train_model
 
 from transformer_jax.data.token_table import TableTokenizer, TokenTable
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import DataError, StorageError
-from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
+from transformer_jax.errors import DataError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 MODEL = train_model(SOURCES, 60)
@@ -55,24 +53,6 @@ def test_two_models_with_one_table_share_a_vocabulary() -> None:
     changed = TableTokenizer(other, TABLE._replace(begin=2))
     assert Vocabulary(source, changed).sizes == {"vocab_size": 7, "source_vocab_size": 7}
     assert len({source.digest, target.digest, changed.digest}) == 3
-
-
-def test_a_vocabulary_with_tables_survives_a_folder(tmp_path: Path) -> None:
-    other = train_model(SOURCES, 45)
-    vocabulary = Vocabulary(TableTokenizer(MODEL, TABLE), TableTokenizer(other, TABLE))
-    write_vocabulary(tmp_path, vocabulary)
-    again = read_vocabulary(tmp_path, vocabulary.describe())
-    assert [t.digest for t in again] == [t.digest for t in vocabulary]
-    assert again.is_shared
-    assert again.source.encode(SOURCES[:3]) == vocabulary.source.encode(SOURCES[:3])
-    # `read_vocabulary` detects tables that have been added, changed, or removed.
-    table = tmp_path / "tokenizer.table.json"
-    table.write_bytes(table.read_bytes().replace(b'"a"', b'"b"'))
-    with pytest.raises(StorageError, match="is not the vocabulary"):
-        read_vocabulary(tmp_path, vocabulary.describe())
-    table.unlink()
-    with pytest.raises(StorageError, match="is not the vocabulary"):
-        read_vocabulary(tmp_path, vocabulary.describe())
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,9 @@
-import json
-from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from small import NUMBER_WORDS, SMALL
-from treebank import write_treebank
-from untrained import write_untrained_run
 
-from transformer_jax.cli import main
-from transformer_jax.config.loading import load_config
-from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.parsing import describe_parses, score_parses
-from transformer_jax.inference.tasks import main_score, score_task
-from transformer_jax.inference.translate import Translator
-from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.training.components import RunComponents
-from transformer_jax.training.evaluation import DevEvaluator
-from transformer_jax.training.metric_writer import MetricWriter
 
 REFERENCE = "(S (NP XX XX )NP (VP XX (NP XX XX )NP )VP . )S"
 SENTENCE = "the cat sees a dog ."
@@ -73,55 +58,3 @@ def test_the_description_has_all_scores() -> None:
     assert "right-branching" in lines
     assert "short: at most 40 words" in lines
     assert "repaired    1 of 2 trees" in lines
-
-
-def test_translation_has_no_score_of_its_own() -> None:
-    assert score_task("translation", ["a"], ["b"], ["c"]) is None
-    assert main_score(None) == {}
-    assert main_score(score_task("parsing", [SENTENCE], [REFERENCE], [REFERENCE])) == {"f1": 100}
-
-
-@pytest.mark.slow
-def test_evaluate_prints_and_stores_the_scores_of_the_task(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parsing = load_config("parsing").data
-    data = {
-        **NUMBER_WORDS,
-        "folder": str(write_treebank(tmp_path / "treebank")),
-        "source_vocab_size": 60,
-        "max_length": 32,
-        **{key: getattr(parsing, key) for key in ("corpus", "task", "vocab_size", "target_tokens")},
-    }
-    run = write_untrained_run(tmp_path / "run", SMALL.change(data=data))
-    command = ["evaluate", str(run.path), "--beam-size", "1", "--average-checkpoints", "2"]
-    assert main([*command, "--per-checkpoint"]) == 0
-    output = capsys.readouterr().out
-    assert "  F1          " in output
-    assert "of 8 trees" in output
-    [head] = [line.split() for line in output.splitlines() if "step  perplexity" in line]
-    assert head == ["step", "perplexity", "BLEU", "chrF2", "f1"]
-    [path] = run.path.glob("evaluations/test-step8-average2-*/scores.json")
-    result = json.loads(path.read_text())
-    assert result["task"]["name"] == "parsing"
-    assert f"F1          {result['task']['f1']:.2f}" in output
-    assert [single["task"]["sentences"] for single in result["per_checkpoint"]] == [8, 8]
-
-
-def test_a_bad_reference_is_reported_before_the_search(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("searched"))
-    run = write_untrained_run(tmp_path / "run", SMALL.change(data={"task": "parsing"}))
-    assert main(["evaluate", str(run.path), "--average-checkpoints", "1"]) == 65
-    assert "reference 1 is not a linearized tree" in capsys.readouterr().err
-
-
-def test_a_bad_reference_is_reported_before_training(tmp_path: Path) -> None:
-    prepared = prepare(SMALL.data)
-    folder = RunFolder(
-        tmp_path, SMALL.change(data={"task": "parsing"}), prepared.vocabulary, prepared.fingerprint
-    )
-    components = Mock(spec=RunComponents, folder=folder, prepared=prepared)
-    with pytest.raises(DataError, match="reference 1 is not a linearized tree"):
-        DevEvaluator(components, Mock(spec=MetricWriter))

@@ -6,11 +6,18 @@ import jax
 import numpy as np
 import pytest
 from oracles import floats
+from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.data.prepare import prepare
-from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
-from transformer_jax.inference.trained_run import load
+from transformer_jax.inference.evaluate import prepare_split
+from transformer_jax.inference.perplexity import (
+    SentenceScore,
+    perplexity,
+    score_sentences,
+    score_tokens,
+)
+from transformer_jax.inference.trained_run import Run, load
 
 
 def test_the_score_of_a_sentence_does_not_depend_on_other_sentences(tmp_path: Path) -> None:
@@ -41,3 +48,20 @@ def test_perplexity_is_per_token_over_all_sentences() -> None:
     assert perplexity(sentences) == pytest.approx(math.exp(10 / 10))
     # The perplexity must be finite no matter how wrong the model is.
     assert math.isfinite(perplexity([SentenceScore(1, 1, 1e9)]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    config = SMALL.change(model={"positions": "learned"})
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return load(write_untrained_run(path, config, steps=(8,), scale=2.0).path)
+
+
+@pytest.mark.slow
+def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
+    sides = prepare_split("dev", of=run).tokens("dev")
+    source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)
+    sentences = score_sentences(run.model, run.params, source, target)
+    losses = score_tokens(run.model, run.params, source, target)
+    assert [len(x) for x in losses] == [x.target_tokens for x in sentences]
+    np.testing.assert_allclose([x.sum() for x in losses], [x.nll for x in sentences], rtol=1e-5)

@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 from small import SMALL, read_pairs
 from untrained import write_untrained_run
 
-from transformer_jax.cli import main
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.errors import DataError, OutOfMemoryError, UsageError
@@ -236,48 +234,6 @@ def test_a_model_that_computes_nan_still_gives_one_translation_per_line(
     broken = jax.tree.map(lambda x: x * np.nan, run.params)
     best = run.translator().translate(broken, [lines[0], "", lines[1]])
     assert [len(hypotheses) for hypotheses in best] == [1, 1, 1]
-
-
-def test_the_command_line_translates_standard_input(
-    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: Any, tmp_path: Path
-) -> None:
-    text = tmp_path / "in.txt"
-    text.write_text(f"{lines[0]}\n\n{lines[1]}", "utf-8")
-    path = str(run.folder.path)
-
-    def translate(*options: str) -> bytes:
-        with text.open() as file:
-            monkeypatch.setattr("sys.stdin", file)
-            assert main(["translate", path, *options]) == 0
-        return capfdbinary.readouterr().out
-
-    first, second = run.translate(lines[:2])
-    assert translate().decode() == f"{first}\n\n{second}\n"
-    ranked = [line.split("\t") for line in translate("--n-best", "4").decode().splitlines()]
-    assert [number for number, *_ in ranked] == ["1"] * 4 + ["2"] + ["3"] * 4
-    assert ranked[0][2] == first
-    assert translate("--beam-size", "1").decode().split("\n")[1] == ""
-
-
-def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
-    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
-) -> None:
-    text = tmp_path / "in.txt"
-    text.write_text("".join(f"{line}\n" for line in ["", *lines[:9]]), "utf-8")
-    options = ["--n-best", "4", "--beam-end", "tensor2tensor"]
-    with text.open() as file:
-        monkeypatch.setattr("sys.stdin", file)
-        assert main(["translate", str(run.folder.path), *options]) == 0
-    out, err = capfd.readouterr()
-    numbers = [int(line.split("\t", 2)[0]) for line in out.splitlines()]
-    counts = [numbers.count(number) for number in range(1, 11)]
-    assert numbers == sorted(numbers)
-    assert counts[0] == 1
-    assert min(counts) >= 1
-    assert max(counts) <= 4
-    num_short = sum(count < 4 for count in counts[1:])
-    assert num_short
-    assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
 
 
 def test_a_vocabulary_of_another_size_than_the_model_is_an_error(run: Run) -> None:

@@ -1,16 +1,14 @@
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
-from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.interop.ctranslate2_format import export_ctranslate2
-from transformer_jax.interop.expressible import check_ctranslate2
 from transformer_jax.interop.verify import CTranslate2System, Verification, verify
 
 # A config with many options that CTranslate2 supports but the paper does not use.
@@ -75,23 +73,6 @@ def test_a_quantized_model_is_smaller_and_rounded(
     rounded = CTranslate2System(tmp_path / "rounded", quantization).score(line, tokens)
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"positions": "rotary"}, "cannot express model.positions rotary, only sinusoidal or"),
-        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
-        ({"d_v": 4}, "cannot express model.d_v 4, only 8"),
-        ({"decoder_start": "padding"}, "cannot express model.decoder_start padding with model.out"),
-    ],
-)
-def test_what_ctranslate2_cannot_express_is_refused_in_one_line(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
-        check_ctranslate2(SMALL.change(model=changes))
-    assert "\n" not in str(refused.value)
 
 
 def test_the_command_verifies_and_does_not_overwrite(

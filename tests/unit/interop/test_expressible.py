@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import SMALL
@@ -8,7 +9,8 @@ from untrained import write_untrained_run
 from transformer_jax.cli import main
 from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.config import Config
-from transformer_jax.interop.expressible import Format
+from transformer_jax.errors import UsageError
+from transformer_jax.interop.expressible import Format, check_ctranslate2, check_marian
 from transformer_jax.runs.run_folder import RunFolder
 
 
@@ -72,3 +74,37 @@ def test_a_folder_that_is_not_a_run_is_reported_before_it_is_loaded(
 ) -> None:
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "model")]) == 2
     assert f"{tmp_path} is not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "rotary"}, "cannot express model.positions rotary, only sinusoidal or"),
+        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
+        ({"d_v": 4}, "cannot express model.d_v 4, only 8"),
+        ({"decoder_start": "padding"}, "cannot express model.decoder_start padding with model.out"),
+    ],
+)
+def test_what_ctranslate2_cannot_express_is_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        check_ctranslate2(SMALL.change(model=changes))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "learned"}, "cannot express model.positions learned, only sinusoidal"),
+        ({"layer_norm": "pre"}, "cannot express model.layer_norm pre, only post"),
+        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
+        ({"d_k": 4}, "cannot express model.d_k 4, only 8"),
+    ],
+)
+def test_what_marian_cannot_express_is_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        check_marian(SMALL.change(model=changes))
+    assert "\n" not in str(refused.value)

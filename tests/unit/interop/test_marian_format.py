@@ -14,10 +14,8 @@ from small import SMALL
 from untrained import write_untrained_run
 
 from transformer_jax.cli import main
-from transformer_jax.errors import UsageError
 from transformer_jax.inference.model_card import find_scores
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.expressible import check_marian
 from transformer_jax.interop.marian_format import export_marian
 from transformer_jax.interop.marian_import import read_marian
 from transformer_jax.interop.marian_parameters import POSITIONS, channel_order, marian_shapes
@@ -269,23 +267,6 @@ def test_a_folder_that_cannot_be_imported_is_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"positions": "learned"}, "cannot express model.positions learned, only sinusoidal"),
-        ({"layer_norm": "pre"}, "cannot express model.layer_norm pre, only post"),
-        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
-        ({"d_k": 4}, "cannot express model.d_k 4, only 8"),
-    ],
-)
-def test_what_marian_cannot_express_is_refused_in_one_line(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
-        check_marian(SMALL.change(model=changes))
-    assert "\n" not in str(refused.value)
 
 
 def test_a_decoder_that_starts_with_padding_does_so_in_the_folder(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,15 +13,10 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 from oracles import SMALL, apply, drawn_params, examples, floats, normal
 from oracles import sinusoid as formula
-from rich.console import Console
-from small import SMALL as EXPERIMENT
 
-from transformer_jax.errors import DataError
 from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions, sinusoid
-from transformer_jax.model.variants.positional_encodings import AddClampedPositions
-from transformer_jax.training.create_run import create_run
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
@@ -36,23 +30,6 @@ def test_the_sinusoid_encodes_any_positions_in_any_order() -> None:
     positions = [7, 0, 299, 7]
     encoded = sinusoid(jnp.asarray(positions), 16)
     np.testing.assert_allclose(encoded, formula(300, 16)[positions], atol=1e-4)
-
-
-@pytest.mark.parametrize("d_model", [2, 6, 512])
-def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
-    """The test follows Tensor2Tensor's get_timing_signal_1d, including its variable names."""
-    length, num_timescales = 300, d_model // 2
-    log_timescale_increment = math.log(1.0e4 / 1.0) / max(num_timescales - 1, 1)
-    expected = np.zeros((length, d_model))
-    for position in range(length):
-        for i in range(num_timescales):
-            inverse_timescale = 1.0 * math.exp(i * -log_timescale_increment)
-            expected[position, i] = math.sin(position * inverse_timescale)
-            expected[position, num_timescales + i] = math.cos(position * inverse_timescale)
-    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"][0]
-    model = add_positions(replace(SMALL, d_model=d_model), 9)
-    encoded = apply(model, {}, jnp.zeros((1, length, d_model)), jnp.arange(length))
-    np.testing.assert_allclose(encoded[0], expected, atol=1e-4)
 
 
 @given(offset=st.integers(-50, 200))
@@ -170,26 +147,6 @@ def test_max_positions_sets_the_length_of_both_tables() -> None:
     assert params["target_positions"]["positions"].shape == (7, 16)
 
 
-def test_a_clamped_table_returns_its_last_row_past_its_end() -> None:
-    positions = jnp.asarray([0, 4, 5, 3, 60])
-    model, x = AddClampedPositions(SMALL, 5), normal(0, 2, len(positions), 16)
-    params = drawn_params(model, x, positions)
-    table = floats(params["positions"])
-    assert table.shape == (5, 16)
-    expected = floats(x) + table[[0, 4, 4, 3, 4]]
-    np.testing.assert_allclose(apply(model, params, x, positions), expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_clamping_changes_nothing_within_the_table() -> None:
-    tokens = jnp.asarray([[3, 4, 5, 6, 2]])
-    strict = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
-    clamped = build_transformer(replace(strict.config, out_of_range_positions="clamp"), 11)
-    params = drawn_params(strict, tokens, tokens)
-    before, after = (apply(model, params, tokens, tokens) for model in (strict, clamped))
-    np.testing.assert_array_equal(before, after)
-
-
 @pytest.mark.parametrize("side", [0, 1])
 def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> None:
     model = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
@@ -202,16 +159,6 @@ def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> N
         apply(model, params, *sentences)
 
 
-def test_a_split_with_sentences_past_the_tables_is_rejected_before_training(tmp_path: Path) -> None:
-    table = {"positions": "learned", "max_positions": 25}
-    config = EXPERIMENT.change(model=table, data={"max_length": 25})
-    with pytest.raises(DataError, match=r"^a source of dev .* 25.*model\.max_positions"):
-        create_run(config, tmp_path / "run", Console(quiet=True))
-    assert not (tmp_path / "run").exists()
-    clamped = config.change(model={"out_of_range_positions": "clamp"})
-    assert create_run(clamped, tmp_path / "run", Console(quiet=True)).config.model == clamped.model
-
-
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -222,10 +169,3 @@ def test_a_split_with_sentences_past_the_tables_is_rejected_before_training(tmp_
 def test_only_learned_positions_have_tables(scheme: Any) -> None:
     params = abstract_params(build_transformer(replace(SMALL, positions=scheme), 11))
     assert not {"source_positions", "target_positions"} & set(params)
-
-
-@pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative", "t5"])
-def test_schemes_without_an_encoding_add_nothing_to_embeddings(scheme: Any) -> None:
-    model = POSITION_SCHEMES[scheme][0](SMALL, 9)
-    x = normal(0, 2, 3, 16)
-    np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

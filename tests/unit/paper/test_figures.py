@@ -1,12 +1,9 @@
 """Test that figures 1 and 2 match the program that they are drawn from."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from oracles import SMALL
 
-from transformer_jax.cli import main
 from transformer_jax.paper.figures import (
     describe_architecture,
     describe_attention,
@@ -50,11 +47,3 @@ def test_the_figures_contain_their_labels_and_do_not_vary() -> None:
     assert "Masked Multi-Head Attention" in svg
     assert svg == draw_figure_1().svg
     assert "Scaled Dot-Product Attention" in draw_figure_2().svg
-
-
-def test_the_command_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = f"{tmp_path}/figure2.svg"
-    assert main(["paper", "figure2", "--out", out]) == 0
-    assert capsys.readouterr().out == f"written to {out}\n"
-    assert main(["paper", "figure2", "--out", out]) == 2
-    assert "already exists" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from pages import ROOT
 
-from transformer_jax.cli import _create, main
+from transformer_jax.cli import _create
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.arguments import check_positional, split_words
 from transformer_jax.commands.base import ConfigCommand
@@ -87,39 +87,3 @@ def test_the_page_contains_the_index() -> None:
 
 def test_a_line_of_the_index_does_not_end_between_an_option_and_its_value() -> None:
     assert not re.search(r" --[\w.-]+ \\$", to_markdown(), re.MULTILINE)
-
-
-def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper"]) == 0
-    output = capsys.readouterr().out
-    for item in ITEMS:
-        assert all(text in output for text in (item.name, item.title, *item.commands.values()))
-    assert main(["paper", "equation 3"]) == 0
-    output = capsys.readouterr().out
-    assert "Equation 3: The learning rate" in output
-    assert "Equation 2" not in output
-    assert main(["paper", "--markdown"]) == 0
-    assert capsys.readouterr().out == to_markdown() + "\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tabel1"], "the index has no 'tabel1'; did you mean 'table1'?"),
-        (["table3", "--lengths", "64"], "--lengths applies only to table1"),
-        (["--dry-run"], "--dry-run applies only to table2"),
-        (["figure3", "--out", "x.svg"], "--out applies only to table1 or figure1 or figure2"),
-        (["figure1", "--out", "x.pdf"], "must end in .svg or .png"),
-        (["table1", "--widths", "12"], "--widths must be multiples of 8"),
-        (["table1", "--lengths", "1"], "--lengths must be at least 2"),
-        (["table1", "--markdown"], "--markdown prints the whole index"),
-    ],
-    ids=str,
-)
-def test_a_mistake_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["paper", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert (captured.out, captured.err.count("\n")) == ("", 1)

@@ -1,7 +1,5 @@
 """Test that Table 1 has the paper's exponents and the correct path lengths of stacked layers."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 
 from transformer_jax.architectures.layers import LAYERS
-from transformer_jax.cli import main
 from transformer_jax.paper.table1 import (
     CLAIMS,
     Measurement,
@@ -127,44 +124,3 @@ def test_the_memory_of_self_attention_includes_all_of_its_weights() -> None:
     assert sizes["Self-Attention"] > num_heads * n**2 * float32
     others = [size for name, size in sizes.items() if name != "Self-Attention"]
     assert max(others) < num_heads * n**2 * float32 / 4
-
-
-@pytest.mark.slow
-def test_a_repeated_length_or_width_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    repeated = ["--lengths", "16", "16", "--widths", "8", "8", "--exact"]
-    assert main(["paper", "table1", *repeated]) == 0
-    output = capsys.readouterr().out
-    assert main(["paper", "table1", "--lengths", "16", "--widths", "8", "--exact"]) == 0
-    assert capsys.readouterr().out == output
-    assert "O(log_k(n)) is the path length of dilated convolutions" in " ".join(output.split())
-
-
-def test_an_existing_folder_is_an_error_before_any_measurement(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "table.md").write_text("old", "utf-8")
-    options = ["--lengths", "16", "--widths", "8", "--exact", "--out"]
-    assert main(["paper", "table1", *options, str(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert f"{tmp_path} already exists" in captured.err
-    assert captured.out == ""
-    assert (tmp_path / "table.md").read_text("utf-8") == "old"
-    assert main(["paper", "table1", *options, str(tmp_path / "missing/out")]) != 0
-    captured = capsys.readouterr()
-    assert "is not a folder" in captured.err
-    assert captured.out == ""
-
-
-@pytest.mark.slow
-def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--lengths", "8", "16", "--widths", "8", "--out", str(tmp_path / "out")]
-    assert main(["paper", "table1", *options]) == 0
-    output = capsys.readouterr().out
-    assert "n^" in output
-    assert "Time and memory" in output
-    result = json.loads((tmp_path / "out/table.json").read_text("utf-8"))
-    assert result["command"] == "transformer-jax paper table1 --lengths 8 16 --widths 8"
-    assert len(result["measurements"]) == 2 * len(LAYERS)
-    assert all(m["seconds"] > 0 and m["bytes"] > 0 for m in result["measurements"])
-    page = (tmp_path / "out/table.md").read_text("utf-8")
-    assert all(name in page for name in LAYERS)

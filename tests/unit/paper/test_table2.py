@@ -2,7 +2,6 @@
 
 import pytest
 
-from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config
 from transformer_jax.paper.table2 import TABLE2, estimate_disk
 
@@ -37,14 +36,3 @@ def test_the_disk_holds_the_text_and_the_averaged_checkpoints() -> None:
     # of the base model and 20 of the big model.
     assert estimate_disk(base) > base.text_bytes + 5 * 3 * 4 * 63.05e6
     assert estimate_disk(big) > big.text_bytes + 20 * 3 * 4 * 213e6
-
-
-@pytest.mark.slow
-def test_a_dry_run_prints_time_disk_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table2", "--dry-run"]) == 0
-    output = capsys.readouterr().out
-    assert "3.3e+18" in output
-    assert "2.3e+19" in output
-    assert output.count(" GB") == len(TABLE2)
-    for training in TABLE2:
-        assert all(command in output for command in training.commands)

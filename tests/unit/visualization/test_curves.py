@@ -1,47 +1,17 @@
-"""Test that figures show the correct numbers, and that their files are reproducible."""
+"""Test that curves show the correct numbers and labels."""
 
 import math
-import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from oracles import floats
-from oracles import sinusoid as sinusoid_oracle
+from picture_contents import axes_of, lines_of
 
-from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.visualization.curves import (
-    Curve,
-    average_runs,
-    draw_curves,
-    draw_losses,
-)
-from transformer_jax.visualization.heads import draw_heads
-from transformer_jax.visualization.inline_curve import inline_curve
-from transformer_jax.visualization.positions import dot_products, draw_positions, fit_linear_map
-from transformer_jax.visualization.schedule import draw_schedules
-from transformer_jax.visualization.style import PALETTE, Picture, line_style
+from transformer_jax.visualization.curves import Curve, average_runs, draw_curves, draw_losses
+from transformer_jax.visualization.style import Picture
 
 HOSTILE = "<script>$x$ & \"'"
-SINUSOIDS = sinusoid_oracle(48, 16).astype(np.float32)
-RANDOM = np.random.default_rng(0).standard_normal((48, 16)).astype(np.float32)
-
-
-def axes_of(picture: Picture) -> dict[str, Axes]:
-    """Return a figure's panels, keyed by title, or by y-axis label if there is no title."""
-    return {axes.get_title() or axes.get_ylabel(): axes for axes in picture.figure.axes}
-
-
-def lines_of(axes: Axes) -> dict[str, list[float]]:
-    return {str(line.get_label()): floats(line.get_ydata()).tolist() for line in axes.lines}
-
-
-def image_of(axes: Axes) -> np.ndarray:
-    [image] = axes.images
-    return np.asarray(image.get_array())
 
 
 @pytest.fixture(scope="module")
@@ -91,27 +61,6 @@ def test_any_name_of_a_run_appears_in_the_legend() -> None:
     assert picture._repr_png_()
 
 
-def test_the_same_data_gives_the_same_bytes(picture: Picture, tmp_path: Path) -> None:
-    curves = {"loss": [average_runs("a", [{1: 2.0, 2: 1.0}])]}
-    assert draw_curves(curves).svg == draw_curves(curves).svg
-    for suffix in ("svg", "png"):
-        files = [picture.save(tmp_path / f"{number}.{suffix}") for number in range(2)]
-        first, second = (file.read_bytes() for file in files)
-        assert first == second
-        assert len(first) > 1000
-    assert (tmp_path / "0.png").read_bytes() == picture._repr_png_()
-    assert picture.save(tmp_path / "2.SVG").read_text("utf-8") == picture.svg
-
-
-def test_a_picture_is_written_only_in_known_formats(picture: Picture, tmp_path: Path) -> None:
-    for name in ("x.gif", "x", "x.SVGZ"):
-        with pytest.raises(UsageError, match=r"must end in \.svg or \.png, got"):
-            picture.save(tmp_path / name)
-    with pytest.raises(StorageError, match=r"x\.svg cannot be written: No such file"):
-        picture.save(tmp_path / "nowhere" / "x.svg")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_wide_range_of_perplexities_has_a_logarithmic_axis() -> None:
     wide, narrow = ([average_runs("a", [{1: high, 2: 4.0}])] for high in (400.0, 5.0))
     panels = axes_of(draw_curves({"dev/perplexity": wide, "test/perplexity": narrow, "loss": wide}))
@@ -129,69 +78,6 @@ def test_the_losses_have_a_panel_for_positions_and_one_for_lengths() -> None:
     assert lines_of(panels["Loss by sentence length"]) == {"dev": [6.0, 4.0, 2.0]}
 
 
-def test_an_inline_curve_scales_finite_points_to_its_frame() -> None:
-    svg = inline_curve([0, 5, 10, 20], [4.0, math.nan, 1.0, 0.0], width=108, height=58)
-    [points] = re.findall(r'points="([^"]+)"', svg)
-    assert points == "4.0,4.0 54.0,41.5 104.0,54.0"
-    assert inline_curve([1], [2.0]) == ""
-    assert inline_curve([], []) == ""
-    assert "polyline" in inline_curve([1, 2], [3.0, 3.0])
-
-
-def test_schedules_show_each_line_in_its_panel() -> None:
-    steps = np.array([1, 2, 4])
-    lines = {"a": steps / 1.0, "b": steps / 2.0}
-    panels = axes_of(draw_schedules(steps, {"widths": lines, "warmups": {"c": steps / 4.0}}))
-    assert lines_of(panels["widths"]) == {"a": [1.0, 2.0, 4.0], "b": [0.5, 1.0, 2.0]}
-    assert lines_of(panels["warmups"]) == {"c": [0.25, 0.5, 1.0]}
-
-
-def test_heads_show_each_increase_and_the_limit() -> None:
-    increases = {"encoder": np.array([[0.1, -0.3]]), "cross": np.array([[0.2, 0.0]])}
-    panels = axes_of(draw_heads(increases, np.array([2.0, 2.1, 2.6]), 2.5))
-    for kind, values in increases.items():
-        np.testing.assert_array_equal(image_of(panels[kind]), values)
-        # Zero is in the middle of the colormap.
-        assert panels[kind].images[0].get_clim() == (-0.3, 0.3)
-    lines = lines_of(panels["pruning"])
-    assert lines.pop("acceptable loss") == [2.5, 2.5]
-    assert list(lines.values()) == [[2.0, 2.1, 2.6]]
-
-
-def test_the_dot_product_of_sinusoids_depends_only_on_the_offset() -> None:
-    products = dot_products(SINUSOIDS, 5)
-    for offset in range(5):
-        pairs = [float(SINUSOIDS[i] @ SINUSOIDS[i + offset]) for i in range(40)]
-        np.testing.assert_allclose(pairs, products[offset], atol=1e-4)
-
-
-@pytest.mark.parametrize("offset", [1, 7])
-def test_a_linear_map_shifts_sinusoids_but_not_a_random_table(offset: int) -> None:
-    matrix, residual = fit_linear_map(SINUSOIDS, offset)
-    assert residual < 1e-4
-    np.testing.assert_allclose(SINUSOIDS[:-offset] @ matrix.T, SINUSOIDS[offset:], atol=1e-3)
-    assert fit_linear_map(RANDOM, offset)[1] > 0.9
-
-
-def test_a_table_with_fewer_positions_than_dimensions_does_not_fit_itself() -> None:
-    assert fit_linear_map(RANDOM[:12], 1)[1] > 0.9
-
-
-def test_positions_show_each_table_its_map_and_its_measures() -> None:
-    picture = draw_positions({"sinusoids": SINUSOIDS, "learned": RANDOM}, offset=2)
-    panels = axes_of(picture)
-    np.testing.assert_array_equal(image_of(panels["sinusoids"]), SINUSOIDS)
-    np.testing.assert_array_equal(image_of(panels["learned"]), RANDOM)
-    maps = [title for title in panels if title.startswith("map to PE(pos + 2), residual")]
-    assert len(maps) == 2
-    products = lines_of(panels["Dot product of PE(pos) and PE(pos + k)"])
-    np.testing.assert_allclose(products["sinusoids"], dot_products(SINUSOIDS, 24))
-    residuals = lines_of(panels["Residual of the linear map to PE(pos + k)"])
-    assert max(residuals["sinusoids"]) < 1e-3
-    assert min(residuals["learned"]) > 0.5
-    assert len(axes_of(draw_positions({"sinusoids": SINUSOIDS}))) >= 4
-
-
 def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
     curve = average_runs("a", [{30: 6.6, 60: 1.16, 90: 1.11}])
     figure = draw_curves({"dev/perplexity": [curve]}).figure
@@ -203,13 +89,3 @@ def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
         float(x) for x, tick in zip(labels, axes.get_yticks(), strict=True) if low < tick < high
     ]
     assert ticks == [1.5, 2.0, 3.0, 5.0, 7.0]
-
-
-def test_many_lines_have_different_combinations_of_color_and_style() -> None:
-    assert len({line_style(number) for number in range(32)}) == 32
-    assert [line_style(number)[0] for number in range(8)] == list(PALETTE)
-
-
-def test_the_repr_of_a_picture_lists_its_panels(picture: Picture) -> None:
-    assert repr(picture) == "Picture(dev/loss, in nats per token)"
-    assert isinstance(picture.figure, Figure)

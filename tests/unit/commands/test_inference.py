@@ -1,0 +1,113 @@
+"""Test the `translate` command and the lines that it reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import SMALL, read_pairs
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.commands.inference import _decode_lines
+from transformer_jax.errors import DataError
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.inference.translate import ROWS
+
+WIDTH = 32
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\ufeff", codec="utf-8"))))
+@settings(deadline=None, derandomize=True, max_examples=30)
+def test_lines_are_read_as_they_were_written(lines: list[str]) -> None:
+    assert _decode_lines("".join(f"{line}\n" for line in lines).encode()) == lines
+    assert _decode_lines("".join(f"{line}\r\n" for line in lines).encode()) == lines
+    last_line_has_words = bool(lines and lines[-1])
+    if last_line_has_words:
+        assert _decode_lines("\n".join(lines).encode()) == lines
+
+
+def test_only_a_newline_ends_a_line() -> None:
+    cases: dict[bytes, list[str]] = {
+        b"": [],
+        b"\n": [""],
+        b"\n\n": ["", ""],
+        b"one": ["one"],
+        b"one\n": ["one"],
+        b"one\n\ntwo\n": ["one", "", "two"],
+        b"one\r\ntwo\r\n": ["one", "two"],
+        b"one\rtwo\n": ["one\rtwo"],
+        "\ufeffone\n\ufefftwo\n".encode(): ["one", "\ufefftwo"],
+        "one\u2028two\u0085three\x0cfour\n".encode(): ["one\u2028two\u0085three\x0cfour"],
+    }
+    for data, lines in cases.items():
+        assert _decode_lines(data) == lines
+
+
+def test_a_line_that_is_not_utf_8_is_reported_by_number() -> None:
+    with pytest.raises(DataError, match=r"^line 2 is not UTF-8: "):
+        _decode_lines(b"one\nzw\xffei\nthree\n")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An untrained run that gives different translations for different lines.
+
+    The model rarely predicts the end token, so this run lets every hypothesis in a beam finish.
+    """
+    path = tmp_path_factory.mktemp("runs") / "run"
+    config = SMALL.change(decode={"beam_end": "any"})
+    return load(write_untrained_run(path, config, steps=(8,), scale=3.0).path)
+
+
+@pytest.fixture(scope="module")
+def lines(run: Run) -> list[str]:
+    """Lines that share a padded width, so that few programs are compiled."""
+    translator = run.translator()
+    sources = [source for source, _ in [*read_pairs("dev"), *read_pairs("train")]]
+    widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]
+    assert len(set(widths)) > 1
+    return [x for x, width in zip(sources, widths, strict=True) if width == WIDTH][: 2 * ROWS + 4]
+
+
+def test_the_command_line_translates_standard_input(
+    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text(f"{lines[0]}\n\n{lines[1]}", "utf-8")
+    path = str(run.folder.path)
+
+    def translate(*options: str) -> bytes:
+        with text.open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert main(["translate", path, *options]) == 0
+        return capfdbinary.readouterr().out
+
+    first, second = run.translate(lines[:2])
+    assert translate().decode() == f"{first}\n\n{second}\n"
+    ranked = [line.split("\t") for line in translate("--n-best", "4").decode().splitlines()]
+    assert [number for number, *_ in ranked] == ["1"] * 4 + ["2"] + ["3"] * 4
+    assert ranked[0][2] == first
+    assert translate("--beam-size", "1").decode().split("\n")[1] == ""
+
+
+def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
+    run: Run, lines: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("".join(f"{line}\n" for line in ["", *lines[:9]]), "utf-8")
+    options = ["--n-best", "4", "--beam-end", "tensor2tensor"]
+    with text.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["translate", str(run.folder.path), *options]) == 0
+    out, err = capfd.readouterr()
+    numbers = [int(line.split("\t", 2)[0]) for line in out.splitlines()]
+    counts = [numbers.count(number) for number in range(1, 11)]
+    assert numbers == sorted(numbers)
+    assert counts[0] == 1
+    assert min(counts) >= 1
+    assert max(counts) <= 4
+    num_short = sum(count < 4 for count in counts[1:])
+    assert num_short
+    assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
