@@ -1,0 +1,48 @@
+"""Test that each file in this folder is at the path of the module that it tests."""
+
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+
+UNIT = ROOT / "tests" / "unit"
+# These files test something other than a module, a subpackage, or a config.
+OTHERS = {
+    "test_layout.py": "the paths of the files in this folder",
+    "test_wheel.py": "the wheel, which contains the package and its data",
+}
+
+
+def has_counterpart(path: Path) -> bool:
+    """Return whether a test file, relative to `UNIT`, is at the path of what it tests."""
+    folder, name = path.parent, path.stem.removeprefix("test_")
+    # A file's name omits the underscore that begins the name of a private module.
+    names = (f"{name}.py", f"_{name}.py", f"{name}/__init__.py")
+    package = ROOT / "transformer_jax" / folder
+    return any((package / x).is_file() for x in names) or (
+        folder == Path("configs") and (ROOT / folder / f"{name}.py").is_file()
+    )
+
+
+def test_each_file_is_at_the_path_of_the_module_that_it_tests() -> None:
+    paths = [path.relative_to(UNIT) for path in UNIT.rglob("*.py")]
+    assert len(paths) > 100
+    assert {str(path) for path in paths if not has_counterpart(path)} == set(OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("test_cli.py", True),
+        ("model/variants/test_pre_norm.py", True),
+        ("model/test_variants.py", True),
+        ("distributed/test_private_jax.py", True),
+        ("configs/test_table3.py", True),
+        ("test_pre_norm.py", False),
+        ("model/test_pre_norm.py", False),
+        ("test_table3.py", False),
+        ("model/variants/test_nothing.py", False),
+    ],
+)
+def test_a_file_in_another_folder_has_no_counterpart(path: str, expected: bool) -> None:
+    assert has_counterpart(Path(path)) == expected
