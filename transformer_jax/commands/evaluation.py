@@ -147,9 +147,7 @@ class Evaluate(RunCommand):
         grid = Grid(**self.select_given(*GRID_OPTIONS))
         split = self.split or "dev"
         with progress_bar() as progress:
-            results = evaluate_grid(
-                folder, split, grid, step=self.step, progress=progress, say=stderr.print
-            )
+            results = evaluate_grid(folder, split, grid, step=self.step, progress=progress)
         if self.json:
             stdout.print(json.dumps(results))
             return

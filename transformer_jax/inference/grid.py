@@ -4,10 +4,11 @@ The authors chose their search settings "after experimentation on the developmen
 6.1). Every evaluation is stored in the run, so repeating a grid computes only what is missing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.console import stderr
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, StorageError, UsageError
@@ -63,13 +64,12 @@ def evaluate_grid(
     *,
     step: int | None = None,
     progress: Progress = ignore_progress,
-    say: Callable[[str], object] = print,
 ) -> list[JsonObject]:
     """Return the results of every search with every averaged model, sorted by setting.
 
     Each average ends with the checkpoint at `step`, which defaults to the latest scheduled step. If
     no average needs more than one checkpoint, `step` defaults to the latest step instead. If the
-    results cannot be stored, the function calls `say` with a note.
+    results cannot be stored, the function prints a note.
 
     Raises:
         UsageError: the run is a package, has too few checkpoints, or does not have the split.
@@ -102,7 +102,7 @@ def evaluate_grid(
             except StorageError as error:
                 notes.append(f"note: {error}")
     for note in dict.fromkeys(notes):
-        say(note)
+        stderr.print(note)
     return [result for result in results.values() if result is not None]
 
 

@@ -17,7 +17,7 @@ chosen as the best, so signals and the timer do not affect results.
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -46,16 +46,13 @@ class CheckpointManager:
         identity: Mapping[str, object],
         *,
         keep: int | None = None,
-        say: Callable[[str], object] = stderr.print,
     ) -> None:
         """Open or create a folder of checkpoints, all of which must have the given identity.
 
         The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
-        If `keep` is None, it opens the folder read-only. It calls `say` with one line for each
-        damaged checkpoint.
+        If `keep` is None, it opens the folder read-only.
         """
         self.folder, self.run = folder, folder.parent
-        self.say = say
         self._identity, self._keep = dict(identity), keep
         # All processes write arrays, but only the primary process writes other files.
         self._is_primary = jax.process_index() == 0
@@ -102,15 +99,16 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        Unless the folder is read-only, rename any later checkpoints, because they are damaged.
-        Raise a StorageError if all checkpoints are damaged.
+        Print a line for each later checkpoint, which is damaged. Unless the folder is read-only,
+        rename it. Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
         for step in reversed(self.steps):
             if (reason := self.find_damage(step)) is None:
                 for bad, why in damage.items():
                     aside = self._move_aside(bad)
-                    self.say(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
+                    note = f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead"
+                    stderr.print(note)
                 return step
             damage[step] = reason
         if damage:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 
 from transformer_jax.distributed.preemption import CheckpointTimer
 from transformer_jax.errors import StorageError
@@ -49,7 +48,7 @@ class Checkpointer:
     All processes must call `restore`, `save`, and `wait` at the same steps.
     """
 
-    def __init__(self, run: RunComponents, console: Console) -> None:
+    def __init__(self, run: RunComponents) -> None:
         """Open the run's checkpoints and print a line for each damaged one.
 
         The primary process cleans up and validates the folder before the other processes open it.
@@ -60,9 +59,8 @@ class Checkpointer:
         train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
         latest = None if run.group.is_primary else run.group.broadcast(None)
-        self._manager = CheckpointManager(
-            folder.checkpoints, folder.identity, keep=train.keep_checkpoints, say=console.print
-        )
+        keep = train.keep_checkpoints
+        self._manager = CheckpointManager(folder.checkpoints, folder.identity, keep=keep)
         if run.group.is_primary:
             latest = run.group.broadcast(self._manager.latest_valid())
         run.group.barrier()

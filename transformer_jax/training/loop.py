@@ -79,7 +79,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
     config, schedule = run.folder.config, run.schedule
     # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
     shutdown.defers_signals = True
-    with Checkpointer(run, console) as checkpointer:
+    with Checkpointer(run) as checkpointer:
         state, pending = checkpointer.restore()
         shutdown.check()
         restored = checkpointer.last_step
@@ -170,7 +170,7 @@ def _run_steps(
                     writer.say(f"saved at step {step}; waiting for a compilation to end")
                 name = signal.Signals(vote.signal).name
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
-            tracer.after(step, state)
+            tracer.after_step(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
                 count = config.train.patience
                 writer.say(f"training stops: perplexity has not improved in {count} checkpoints")

@@ -19,7 +19,7 @@ class StepTracer:
         self._folder, self._first, self._last = folder, after, after + steps
         self._trace = contextlib.ExitStack()
 
-    def after(self, step: int, state: object) -> None:
+    def after_step(self, step: int, state: object) -> None:
         """Start or stop the trace if necessary after this step. `state` is the step's output.
 
         Raises:

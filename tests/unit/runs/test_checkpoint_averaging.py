@@ -77,7 +77,7 @@ def test_an_average_contains_no_damaged_checkpoint(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "run", copy)
         try:
             (copy / "c" / str(damaged) / "params" / "one_more").touch()
-            with CheckpointManager(copy / "c", IDENTITY, say=lambda _: None) as checkpoints:
+            with CheckpointManager(copy / "c", IDENTITY) as checkpoints:
                 return select_steps(checkpoints, average, step)
         finally:
             shutil.rmtree(copy)
@@ -91,14 +91,14 @@ def test_an_average_contains_no_damaged_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_whose_metadata_is_damaged_is_reported_and_not_averaged(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, messages = tmp_path / "run" / "c", list[str]()
+    folder = tmp_path / "run" / "c"
     write_steps(folder, {1: 9.0, 2: 8.0, 3: 7.0, 4: 6.0})
     (folder / "4" / "checkpoint.json").write_text("{}")
-    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+    with CheckpointManager(folder, IDENTITY) as checkpoints:
         assert select_steps(checkpoints, 2) == [2, 3]
-        assert len(messages) == 1
-        assert messages[0].startswith("checkpoint 4 is damaged and not averaged: checkpoint.json ")
+        [message] = capsys.readouterr().err.splitlines()
+        assert message.startswith("checkpoint 4 is damaged and not averaged: checkpoint.json ")
         with pytest.raises(StorageError, match=r"checkpoint 4 of .* is damaged: checkpoint\.json "):
             select_steps(checkpoints, 2, step=4)

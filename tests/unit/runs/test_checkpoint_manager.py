@@ -67,9 +67,9 @@ def test_a_user_may_delete_an_old_checkpoint_during_training(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_that_training_deletes_during_a_check_is_not_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, messages = tmp_path / "c", list[str]()
+    folder = tmp_path / "c"
     write_steps(folder, {1: 9.0, 2: 8.0, 3: 7.0})
     check, read = checksums.check, checkpoint_metadata.CheckpointMetadata.read
 
@@ -81,16 +81,16 @@ def test_a_checkpoint_that_training_deletes_during_a_check_is_not_called_damaged
 
         return delete_first
 
-    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+    with CheckpointManager(folder, IDENTITY) as checkpoints:
         monkeypatch.setattr(checksums, "check", delete_and(check))
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* has been deleted"):
             checkpoints.latest_valid()
     monkeypatch.undo()
     write_steps(folder, {3: 7.0})
     monkeypatch.setattr(checkpoint_metadata.CheckpointMetadata, "read", delete_and(read))
-    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+    with CheckpointManager(folder, IDENTITY) as checkpoints:
         assert select_steps(checkpoints, 2) == [1, 2]
-    assert not messages
+    assert not capsys.readouterr().err
 
 
 def test_a_run_without_checkpoints_is_an_error(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ DAMAGES = [flip, truncate, delete, zero, swap, add, replace_by_step_1]
 
 @pytest.mark.parametrize("count", [len(DAMAGES), pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
-    tmp_path: Path, count: int
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_steps(tmp_path / "intact", {1: 9.0, 2: 8.0})
     rng = random.Random(count)
@@ -159,24 +159,23 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
         shutil.copytree(tmp_path / "intact", copy)
         files = sorted(path for path in (copy / "2").rglob("*") if path.is_file())
         DAMAGES[number % len(DAMAGES)](rng, files)
-        messages: list[str] = []
-        with open_writable(copy, messages) as checkpoints:
+        with open_writable(copy) as checkpoints:
             assert checkpoints.latest_valid() == 1, f"damage {number}"
             assert first_value(checkpoints, 1) == 1.0
-        [message] = messages
+        [message] = capsys.readouterr().err.splitlines()
         assert message.startswith("checkpoint 2 is damaged and now called bad-2: ")
         assert message.endswith("; 1 is used instead")
-        assert "\n" not in message
         assert {path.name for path in copy.iterdir()} == {"1", "bad-2"}
         shutil.rmtree(copy)
 
 
-def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Path) -> None:
+def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run" / "c"
     write_steps(folder, {1: 9.0, 2: 8.0, 3: None})
     (folder / "3" / "checkpoint.json").unlink()
-    messages: list[str] = []
-    with CheckpointManager(folder, IDENTITY, say=messages.append) as checkpoints:
+    with CheckpointManager(folder, IDENTITY) as checkpoints:
         assert select_steps(checkpoints) == [2]
         # If the caller requests a specific step, the manager must not substitute another
         # checkpoint.
@@ -184,7 +183,8 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
             first_value(checkpoints, 3)
         with pytest.raises(StorageError, match=r"checkpoint 3 of .* is damaged: checkpoint.json"):
             checkpoints.metadata(3)
-    assert messages == ["checkpoint 3 is damaged: checkpoint.json is missing; 2 is used instead"]
+    note = "checkpoint 3 is damaged: checkpoint.json is missing; 2 is used instead\n"
+    assert capsys.readouterr().err == note
     assert steps_on_disk(folder) == {1, 2, 3}
 
 
@@ -195,7 +195,7 @@ def test_if_all_checkpoints_are_damaged_none_is_renamed_or_deleted(tmp_path: Pat
         (folder / step / "SHA256SUMS").write_text("")
     before = sorted(folder.rglob("*"))
     with (
-        open_writable(folder, []) as checkpoints,
+        open_writable(folder) as checkpoints,
         pytest.raises(StorageError, match=r"every checkpoint of .*run is damaged: 2: .*; 1: "),
     ):
         checkpoints.latest_valid()
@@ -206,7 +206,7 @@ def test_a_step_can_have_several_damaged_checkpoints(tmp_path: Path) -> None:
     for _ in range(2):
         write_steps(tmp_path / "c", {1: 9.0, 2: 8.0})
         (tmp_path / "c" / "2" / "SHA256SUMS").unlink()
-        with open_writable(tmp_path / "c", []) as checkpoints:
+        with open_writable(tmp_path / "c") as checkpoints:
             checkpoints.latest_valid()
         shutil.rmtree(tmp_path / "c" / "1")
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"bad-2", "bad-2-2"}
@@ -218,10 +218,9 @@ def test_links_are_rejected_and_their_targets_stay_unchanged(tmp_path: Path) -> 
     (tmp_path / "c" / "2" / "params").rename(outside)
     (tmp_path / "c" / "2" / "params").symlink_to(outside)
     before = sorted(outside.rglob("*"))
-    messages: list[str] = []
-    with open_writable(tmp_path / "c", messages) as checkpoints:
+    with open_writable(tmp_path / "c") as checkpoints:
         assert checkpoints.latest_valid() == 1
-    assert "params is not a regular file" in messages[0]
+    assert "params is not a regular file" in capsys.readouterr().err
     assert sorted(outside.rglob("*")) == before
 
 
@@ -267,7 +266,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
         w = checkpoints.restore(step, target)["params"]["w"]
         return bool(jnp.array_equal(w, incompressible(step)["w"]))
 
-    with open_writable(folder, []) as checkpoints:
+    with open_writable(folder) as checkpoints:
         checkpoints.save(1, with_optimizer(incompressible(1)), None, {})
         checkpoints.wait()
         (small_disk / "other").write_bytes(bytes(300_000))
@@ -288,7 +287,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
         (small_disk / "other").unlink()
         checkpoints.save(3, with_optimizer(incompressible(3)), None, {})
     assert steps_on_disk(folder) == {3}
-    with open_writable(folder, []) as checkpoints:
+    with open_writable(folder) as checkpoints:
         assert restored(checkpoints, 3)
 
 
@@ -301,7 +300,7 @@ def test_a_disk_that_fills_at_the_last_file_leaves_nothing_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     write_steps(tmp_path / "c", {1: 9.0})
-    with open_writable(tmp_path / "c", []) as checkpoints:
+    with open_writable(tmp_path / "c") as checkpoints:
         with monkeypatch.context() as patch:
             if file == "SHA256SUMS":
                 patch.setattr(checksums, "write_text", no_space)
@@ -323,6 +322,6 @@ def test_a_writer_removes_the_partial_files_of_a_killed_process(tmp_path: Path) 
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:
         assert checkpoints.latest_valid() == 1
     assert len(list((tmp_path / "c").iterdir())) == 4
-    with open_writable(tmp_path / "c", []) as checkpoints:
+    with open_writable(tmp_path / "c") as checkpoints:
         assert checkpoints.latest_valid() == 1
     assert steps_on_disk(tmp_path / "c") == {1}
