@@ -2,7 +2,7 @@
 
     transformer-jax sweep learning_rate --seeds 1
 
-The name p3_w500 means a peak learning rate of 0.003 after 500 warmup steps.
+The row name p3_w500 means a peak learning rate of 0.003 after 500 warmup steps.
 
 Differs from the paper: each row sets the peak directly instead of using 1 / sqrt(d_model *
 warmup_steps).

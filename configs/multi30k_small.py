@@ -1,11 +1,11 @@
-"""A small experiment on Multi30k, for sweeps whose runs take minutes on one CPU core.
+"""A small setup on Multi30k, for sweeps in which each run takes minutes on one CPU core.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. Search is greedy, because beam search returns translations that are too short after so
-little training ("When hypotheses may end" in experiments/LOG.md).
+optimizer. Search is greedy, because, after so few steps, beam search returns translations that are
+too short ("When hypotheses may end" in experiments/LOG.md).
 """
 
 from configs.multi30k import CONFIG as MULTI30K

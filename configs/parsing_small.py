@@ -4,7 +4,7 @@
     transformer-jax evaluate RUN
 
 FOLDER contains a treebank, as for the `parsing` config. Training skips sentences whose trees have
-more than 111 symbols, but almost all sentences of at most 40 words have shorter trees.
+more than 111 symbols, but the trees of almost all sentences with at most 40 words are shorter.
 """
 
 from configs.parsing import CONFIG as PARSING

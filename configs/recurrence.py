@@ -1,4 +1,4 @@
-"""The Transformer, compared with recurrent and convolutional models of equal size (section 4).
+"""The Transformer compared with recurrent and convolutional models of equal size (section 4).
 
     transformer-jax sweep recurrence --seeds 3
     transformer-jax evaluate sweeps/recurrence/general/seed-0 --by-length

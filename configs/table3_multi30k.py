@@ -9,7 +9,7 @@ makes seven passes over the text. The peak learning rate is the best one in
 configs/learning_rate.py.
 
 Differs from the paper in the model size, the text, and the learning rate. The search settings match
-Table 3: a beam size of 4, an alpha of 0.6, and no checkpoint averaging.
+Table 3: a beam size of 4, a length penalty with an alpha of 0.6, and no checkpoint averaging.
 """
 
 from configs.base import CONFIG as PAPER

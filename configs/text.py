@@ -16,7 +16,7 @@ CONFIG = Config().change(
         # tokens are enough.
         "vocab_size": 16_000,
     },
-    # This many steps is more than enough for 100,000 pairs. Training stops early when the
-    # perplexity on the development set no longer improves.
+    # For 100,000 pairs, 50,000 steps are more than enough. Training stops early when the perplexity
+    # on the development set no longer improves.
     train={"steps": 50_000, "patience": 10},
 )

@@ -1,10 +1,10 @@
-"""Which learning rate and warmup suit the base model (equation 3)?
+"""Which learning rate and warmup best suit the base model (equation 3)?
 
     transformer-jax sweep warmup
 
-The name s2_w1000 means twice the paper's learning rate, with 1,000 warmup steps. The learning rate
-peaks at scale / sqrt(d_model * warmup_steps), so a shorter warmup also raises the peak. For a small
-model on Multi30k, see configs/learning_rate.py.
+The row name s2_w1000 means twice the paper's learning rate, with 1,000 warmup steps. The learning
+rate peaks at scale / sqrt(d_model * warmup_steps), so a shorter warmup also raises the peak. For a
+small model on Multi30k, see configs/learning_rate.py.
 
 The paper reports only the first row. No model has been trained with this config yet.
 """

@@ -4,8 +4,9 @@
     transformer-jax train wmt14_fr:big
     transformer-jax evaluate runs/wmt14_fr-big
 
-The paper reports 38.1 BLEU (base) and 41.8 BLEU (big) on newstest2014, with averages of the last 5
-and 20 checkpoints, respectively. The paper uses 36 million pairs and a vocabulary of 32,000 tokens.
+On newstest2014, the paper reports 38.1 BLEU for base and 41.8 BLEU for big. The scores are for the
+averages of the last 5 checkpoints (base) and the last 20 checkpoints (big). The paper uses 36
+million pairs and a vocabulary of 32,000 tokens.
 
 Differs from the paper: the dataset in TensorFlow Datasets has 41 million pairs (15 GB of text).
 

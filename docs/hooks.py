@@ -18,13 +18,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
-# An option, possibly with values, that fits on a line on a phone.
+# An option, possibly with values, that fits on one line of a phone screen.
 OPTION = re.compile(r"<code>(--[^<\n]{1,36})</code>")
 LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add repository files, the API reference pages, and mermaid.js."""
+    """Add repository files, the API reference pages, and mermaid.js to the site."""
     pages = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     for path in sorted(linked_files(pages)):
         files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
@@ -56,7 +56,7 @@ def on_page_content(html: str, **_: object) -> str:
 
 
 def linked_files(pages: list[str]) -> set[str]:
-    """Return the files outside docs/ to which the pages link, directly or by way of other pages."""
+    """Return the files outside docs/ to which the pages link, directly or through other pages."""
     linked: set[str] = set()
     pages = list(pages)
     while pages:
@@ -70,7 +70,7 @@ def linked_files(pages: list[str]) -> set[str]:
 
 
 def resolve(page: str, link: str) -> str:
-    """Return the path, relative to the repository, of the file to which a page links."""
+    """Return the repository-relative path of the file that a page links to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 

@@ -2,14 +2,14 @@
 
     python -m experiments.parity RUN
 
-This command exports the run to every format and opens each export in a program that reads the
+This command exports the run to every format and loads each export in a program that reads the
 format. All programs use the same beam size, length penalty (length^0.6), and length limits. Each
 program ends a beam search by its own rule, so translations can differ between programs. No program
 always finds the best translation. To make the scores comparable, the float32 model in CTranslate2
 scores all translations, except in the comparison with the safetensors export. That export has the
 same parameters as the run, so in this comparison, the run and the export each score their own
-translations. The table goes to standard output. Lines whose translations differ go to standard
-error, with both scores.
+translations. The command prints the table to standard output. It prints the lines whose
+translations differ to standard error, with both translations and their scores.
 """
 
 import functools

@@ -13,7 +13,7 @@ from transformer_jax.sweeps.status import read_status
 
 
 def describe_sweep(sweep: Sweep, command: str, folder: Path, analysis: str = ANALYSIS) -> str:
-    """Return a Markdown list: the corpus, the budget, the search, and the commands and commits.
+    """Return a Markdown list of the corpus, budget, search, analysis, commands, and commits.
 
     Args:
         sweep: the study's sweep.

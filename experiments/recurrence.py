@@ -2,7 +2,7 @@
 
     python -m experiments.recurrence sweeps/recurrence
 
-The command writes tables and a figure. They show how long each architecture takes to reach a given
+The command writes tables and a figure that show how long each architecture takes to reach a given
 BLEU score on the development set, and how its BLEU score on the test set varies with sentence
 length.
 """
@@ -41,7 +41,7 @@ from transformer_jax.visualization.style import GRID, Picture, add_legend
 
 # In Multi30k, captions with more source tokens than this are rare, so they form one bucket.
 LONG = 30
-# The development BLEU score that the time in the tables refers to, unless the command sets it.
+# By default, the tables show the time to reach this BLEU score on the development set.
 BLEU = 25.0
 STATISTICS_NOTE = f"{STATISTICS} explains how to compare rows that have several random seeds."
 Bucket = tuple[int, int | None]

@@ -23,7 +23,7 @@ class Difference(NamedTuple):
 
 
 class SearchComparison(NamedTuple):
-    """The result of a comparison of two searches."""
+    """The result of comparing two searches."""
 
     lines: int
     """The number of lines."""

@@ -29,7 +29,7 @@ class Sentence(NamedTuple):
 
 
 def read_sentences(run: SweepRun, split: Split) -> Iterator[Sentence]:
-    """Yield the sentences of a split from the latest evaluation of a run with its own search.
+    """Yield a split's sentences from the latest evaluation that used the run's own search options.
 
     Raises:
         StorageError: the run has not been evaluated on the split, or a file is missing or invalid.

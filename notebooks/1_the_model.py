@@ -2,12 +2,12 @@
 # # 1. The model
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
-# order. Keep the paper at hand. Each part names the section of the paper and states the equation,
-# and its code calls the function in this package that implements the equation.
+# order. Keep the paper at hand. Each part names the section of the paper and states the equation.
+# Its code then calls the function in this package that implements the equation.
 #
 # **What you learn**
 #
-# - which module implements each equation, and the shape of each array between the modules;
+# - which module implements each equation, and the shapes of the arrays that pass between modules;
 # - how attention works, using a 3 x 3 example that you can check with a pocket calculator;
 # - why the paper divides the scores by $\sqrt{d_k}$, with an empirical test of footnote 4;
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
@@ -156,8 +156,8 @@ plt.show()
 #
 # Layer normalization acts on each position separately. It subtracts the mean of the 512 components
 # and divides by their standard deviation. It does not mix positions, and it does not depend on the
-# other sentences in the batch. The next figure shows this for five positions whose vectors have
-# very different scales.
+# other sentences in the batch. The next figure shows layer normalization for five positions whose
+# vectors have very different scales.
 
 # %%
 from transformer_jax.model.layers import layer_norm
@@ -284,7 +284,7 @@ plt.show()
 # %% [markdown]
 # *Left:* without scaling, the variance follows the dotted line $d_k$; with scaling, it stays at 1.
 # *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
-# all of the weight before training has begun. *Right:* where the softmax is nearly one-hot, its
+# all of the weight before training begins. *Right:* where the softmax is nearly one-hot, its
 # gradient is small. These are the "regions where it has extremely small gradients" of section
 # 3.2.1. With scaling, none of the three quantities depends on the width, so training starts under
 # the same conditions for heads of any width.
@@ -327,10 +327,10 @@ figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
-# The figure shows the four heads of the first layer before training. Each row shows which words one
-# word attends to, and the weights in a row sum to 1. Random projections give each head a different
-# pattern. The rows for the two occurrences of "the" differ only because their positions differ.
-# In section 3.5 below, we remove the positions.
+# The figure shows the four heads of the first layer before training. Each row shows how much one
+# word attends to each of the words, and the weights in a row sum to 1. Random projections give each
+# head a different pattern. The rows for the two occurrences of "the" differ only because their
+# positions differ. In section 3.5 below, we remove the positional encodings.
 #
 # "Concatenate, and then multiply by $W^O$" has a second interpretation. If we split $W^O$ into $h$
 # blocks of rows, the result is the *sum* of the heads, each with its own output matrix: $\sum_i
@@ -398,7 +398,8 @@ plt.show()
 
 # %% [markdown]
 # Blue means that attention is allowed. The left mask hides the three columns of padding from every
-# query. The right mask is a triangle: position $i$ sees the positions up to and including $i$.
+# query. The right mask is a triangle: position $i$ can attend to the positions up to and including
+# $i$.
 #
 # Section 3.1 claims that, with the mask and with the target shifted right by one position, "the
 # predictions for position $i$ can depend only on the known outputs at positions less than $i$". We
@@ -446,7 +447,7 @@ inner, outer = variables["params"]["inner"], variables["params"]["outer"]
 
 
 def convolution(x, layer):
-    """Apply a layer, with a kernel of shape (in, out), as a convolution with window size 1."""
+    """Apply a linear layer, with a kernel of shape (in, out), as a convolution of window size 1."""
     conv = nn.Conv(features=layer["kernel"].shape[1], kernel_size=(1,))
     return conv.apply({"params": {"kernel": layer["kernel"][None], "bias": layer["bias"]}}, x)
 
@@ -474,8 +475,8 @@ for axes, (name, (before, after)) in zip(panels, outputs.items()):
 plt.show()
 
 # %% [markdown]
-# The input changes only at position 3. The feed-forward network's output changes at this position
-# and nowhere else, whereas the output of self-attention changes everywhere.
+# The input changes only at position 3. The feed-forward network's output changes only at this
+# position, whereas the output of self-attention changes everywhere.
 
 # %% [markdown]
 # ## 3.4 Embeddings
@@ -599,13 +600,13 @@ plt.show()
 # %% [markdown]
 # ## 5 Training
 #
-# Two definitions from section 5 are part of the model's description. The first is the learning rate
-# (equation 3), which rises linearly for `warmup_steps` steps and then decays:
+# Section 5 of the paper defines the learning rate and label smoothing. According to equation 3, the
+# learning rate rises linearly for `warmup_steps` steps and then decays:
 #
 # $$lrate = d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})$$
 #
-# The second is *label smoothing* with $\epsilon_{ls} = 0.1$: the model learns to assign probability
-# 0.9 to the correct token and to spread the rest over the vocabulary.
+# With *label smoothing* and $\epsilon_{ls} = 0.1$, the model learns to assign probability 0.9 to
+# the correct token and to spread the rest over the vocabulary.
 
 # %%
 from transformer_jax.training.optimizer import learning_rate

@@ -89,7 +89,7 @@ plt.show()
 # $$PE(p) \cdot PE(p + k) = \sum_{i=0}^{d_{model}/2 - 1} \cos(\omega_i k),
 # \qquad \omega_i = 10000^{-2i/d_{model}}$$
 #
-# The position $p$ does not occur on the right-hand side.
+# The position $p$ does not appear on the right-hand side.
 
 # %%
 products = table @ table.T
@@ -156,10 +156,10 @@ plt.show()
 # left rotate by large angles, and the slow pairs at the bottom right hardly rotate. The second and
 # third panels are equal up to float32 rounding.
 #
-# Is this a special property? To find out, we *fit* a matrix that maps each position's row to the
-# row $k$ positions later. We use least squares on positions 0 to 149 and test the matrix on
-# positions 150 to 199. For comparison, we do the same for a table of random vectors, such as the
-# initial values of a learned table.
+# Do only sinusoids have this property? To find out, we *fit* a matrix that maps each position's row
+# to the row $k$ positions later. We use least squares on positions 0 to 149 and test the matrix on
+# positions 150 to 199. For comparison, we also fit a matrix to a table of random vectors, such as
+# the initial values of a learned table.
 
 # %%
 # Use float64, because the slow columns are almost constant and the fit is therefore
@@ -190,8 +190,8 @@ plt.show()
 
 # %% [markdown]
 # For sinusoids, the fitted map is correct up to rounding, even at positions that were not used to
-# fit it. For the random table, no linear map helps: the error is as large as the rows themselves. A
-# model with a learned table has to learn the relation between each pair of positions from examples.
+# fit it. For the random table, no linear map fits: the error is as large as the rows. A model with
+# a learned table has to learn the relation between each pair of positions from examples.
 #
 # ### A head that looks $k$ positions back
 #
@@ -298,9 +298,9 @@ plt.show()
 # shown above. Before training, a learned table has no structure: different rows are almost
 # orthogonal. Training creates structure that reflects the data. In this example, it creates blocks:
 # the vectors of positions that play the same role in many sentences, such as the thousands in the
-# first and second numbers, become similar to each other. The blocks come from this text. Nothing
-# forces the values on a diagonal to be equal, so what the model learns at one position does not
-# transfer to another.
+# first and second numbers, become similar to each other. These blocks are specific to this text.
+# Nothing forces the values on a diagonal to be equal, so what the model learns at one position does
+# not transfer to another.
 #
 # The lower-right part of the third panel still looks like the second panel. The next figure shows
 # why.
@@ -369,14 +369,14 @@ plt.show()
 #
 # Up to $L$, all three schemes that encode positions translate nearly every line. Beyond $L$,
 # sinusoids have a lower perplexity than the learned table, whose rows beyond $L$ are random
-# vectors. They do not extrapolate far, however: from $L$ to $1.5L$, they get only 15% of the lines
-# right, and none of the longer lines. The formula defines a vector for every position, but the
-# *model* has never seen these vectors. Rotary positions, a later scheme that makes attention depend
-# on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model without any positions has the
-# lowest perplexity, probably because unfamiliar positions cannot mislead it. At lengths up to $L$,
-# it is the worst model. These results are for one text. On captions, from $L$ to $2L$, sinusoids
-# also have a significantly lower perplexity than the learned table, but rotary positions do not
-# have a significantly lower one than sinusoids.
+# vectors. Sinusoids do not extrapolate far, however: from $L$ to $1.5L$, they get only 15% of the
+# lines right, and they get none of the longer lines right. The formula defines a vector for every
+# position, but the *model* has never seen these vectors. Rotary positions, a later scheme that
+# makes attention depend on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model
+# without any positions has the lowest perplexity, probably because unfamiliar positions cannot
+# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On
+# captions, from $L$ to $2L$, sinusoids also have a significantly lower perplexity than the learned
+# table, but rotary positions do not have a significantly lower perplexity than sinusoids.
 #
 # ## Exercises
 #

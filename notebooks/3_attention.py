@@ -2,7 +2,7 @@
 # # 3. Attention
 #
 # Figures 3 to 5 of the paper show the attention of a trained model as lines between two copies of a
-# sentence. This notebook trains a small model, draws these figures for it, and then asks which
+# sentence. This notebook trains a small model, draws these figures for it, and then measures which
 # heads the model needs.
 #
 # **What you learn**
@@ -118,9 +118,9 @@ run = transformer_jax.load("runs/numbers")
 run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
-# The loss cannot reach zero, because label smoothing requires some uncertainty. The perplexity on
-# the development set is computed without smoothing. It approaches 1, so the model is nearly certain
-# of the correct token.
+# The loss cannot reach zero, because label smoothing spreads part of the target probability over
+# all tokens. The perplexity on the development set is computed without smoothing. It approaches 1,
+# so the model is nearly certain of the correct token.
 
 # %%
 source = "two hundred and thirty-one thousand, four hundred and sixty-five"
@@ -188,7 +188,7 @@ ein = attention.target_tokens.index("ein")
 picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
-# Is this a general rule, or does it just happen to be true for this sentence? We measure the same
+# Does a head attend to the ones digit in general, or only in this sentence? We measure the same
 # weight in 20 test sentences. When the decoder predicts a digit in the ones place, which is the
 # token before "und...", we record the weight on the source word after the hyphen.
 
@@ -261,16 +261,16 @@ figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
-# *Left:* the most focused head. Most rows have one or two dark cells. If these cells formed a line
-# parallel to the diagonal, the head would attend to a position at a fixed distance, which is easy
-# with sinusoids (notebook 2). If they form a column, the head looks for a specific word. *Right:*
-# the least focused head, which averages over many tokens.
+# *Left:* the most focused head. Most rows have one or two dark cells. If these cells form a line
+# parallel to the diagonal, the head attends to a position at a fixed distance, which is easy with
+# sinusoids (notebook 2). If they form a column, the head looks for a specific word. *Right:* the
+# least focused head, which averages over many tokens.
 #
 # ## Cross-attention aligns the two languages
 #
-# The paper has no figure of cross-attention, but it is the easiest kind to interpret: each row
-# shows which source tokens the decoder attends to while it predicts a target token. The alignment
-# view shows the weights of one layer, averaged over its heads.
+# The paper has no figure of cross-attention, but cross-attention is the easiest kind of attention
+# to interpret: each row shows which source tokens the decoder attends to while it predicts a target
+# token. The alignment view shows the weights of one layer, averaged over its heads.
 
 # %%
 picture(kind="cross", layer=-1, view="alignment")
@@ -292,8 +292,8 @@ picture(kind="cross", view="grid")
 # ## Which heads matter?
 #
 # A head adds $\mathrm{head}_i W_i^O$ to the output of its sub-layer (notebook 1). If we set the
-# rows $W_i^O$ to zero, the head has no effect, and nothing else changes. `mask_heads` does this for
-# a mask of shape (3 kinds, layers, heads), in which False removes a head. We first remove the
+# rows $W_i^O$ to zero, the head has no effect, and nothing else changes. `mask_heads` zeroes these
+# rows for each head that is False in a mask of shape (3 kinds, layers, heads). We first remove the
 # cross-attention head with the largest weight on the ones digit, and then all cross-attention heads
 # of its layer.
 
@@ -351,5 +351,5 @@ importance.plot()
 #
 # 1. Train with a different `seed`. Which heads attend to the ones digit now?
 # 2. Draw `kind="decoder"`. Why is one half of every map empty?
-# 3. Train with `num_heads=1, d_k=64, d_v=64`, row (A) of Table 3. What does its only head do?
+# 3. Train with `num_heads=1, d_k=64, d_v=64`, as in row (A) of Table 3. What does its only head do?
 # 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows change?

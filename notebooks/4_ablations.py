@@ -58,7 +58,7 @@ for name, row in rows.items():
 # %% [markdown]
 # Rows (A) change the number of heads at constant cost. Rows (B) reduce the size of the keys. Rows
 # (C) change the size of the model, rows (D) change the regularization, and row (E) changes the
-# positions. The last row is the big model.
+# positional encoding. The last row is the big model.
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
@@ -129,7 +129,7 @@ for name in ours:
     if name != "base":
         sign = int(np.sign(ours[name] * theirs[name]))
         axes.plot(theirs[name], ours[name], **styles.get(sign, {"marker": "d", "color": "0.3"}))
-        below = name in ("A4", "E")  # B2 and A4 are in the same place
+        below = name in ("A4", "E")  # The points of B2 and A4 overlap.
         place = (4, -11) if below else (4, 3)
         axes.annotate(name, (theirs[name], ours[name]), place, textcoords="offset points")
 axes.set(xlabel="paper: ln(perplexity / base)", ylabel="here: ln(perplexity / base)")
@@ -143,7 +143,7 @@ plt.show()
 # would be in the upper-right and lower-left quadrants. About half of the points are in the other
 # two quadrants.
 #
-# Does this refute the paper? No, and the rows outside the gray band show why:
+# Does the sweep refute the paper? No, and the rows outside the gray band show why:
 #
 # - **C3, D2, and big are far worse than base here.** In the paper, C3 and big are better than base,
 #   and D2 is about equal to it. A run of 400 steps ends before a deeper, wider, or more strongly
@@ -284,7 +284,7 @@ comparison.plot("dev/perplexity")
 #    effects.
 # 2. Keep everything else equal: the data, the number of steps, and, if the claim is about quality,
 #    the number of parameters.
-# 3. Train several seeds of *every* row, including base, and show all of them.
+# 3. Train *every* row, including base, with several seeds, and show the results of all seeds.
 # 4. *Before* you look at the ranking, compute the smallest difference that the variation between
 #    seeds does not explain.
 # 5. Look at the curves: before convergence, a ranking shows only how fast the rows learn.

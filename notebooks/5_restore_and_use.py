@@ -2,14 +2,14 @@
 # # 5. Restore and use
 #
 # A run is a folder. It contains the config, the vocabulary, and the checkpoints. Loading a run does
-# not execute anything in the folder. This notebook trains a run on several devices and restores it
-# on a different number of devices. It then translates with the run and examines how the model
+# not execute any code from the folder. This notebook trains a run on several devices and restores
+# it on a different number of devices. It then translates with the run and examines how the model
 # works.
 #
 # **What you learn**
 #
 # - how to restore a checkpoint in one line, on any device;
-# - how to translate, and how to get scores and alternatives;
+# - how to translate, and how to get scores and alternative translations;
 # - how to look at a run's parameters and attention weights;
 # - how to edit part of a trained model, such as the positional encoding;
 # - how to find out what information an encoder vector contains.
@@ -58,7 +58,7 @@ print(len(jax.devices()), "devices")
 #
 # The text is the same as in notebook 3: six-digit numbers in English and German words. The model
 # has only one layer, so it trains quickly. Training uses all devices: each device computes the
-# gradient for its share of a batch's rows.
+# gradient for its share of each batch.
 
 
 # %%
@@ -185,7 +185,7 @@ for path, array in jax.tree_util.tree_leaves_with_path(run.params):
 
 # %% [markdown]
 # The embedding is a table of vectors. Tokens that the model treats alike have similar vectors. We
-# compare the English words for the digits with the German words.
+# compare the vectors of the English words for the digits with those of the German words.
 
 # %%
 english = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -194,7 +194,7 @@ table = np.asarray(run.params["embedding"]["table"])
 
 
 def vectors_of(words):
-    """Return the mean embedding of each word's tokens."""
+    """Return the mean embedding of each word's tokens, scaled to norm 1."""
     tokens = [sequence[:-1] for sequence in run.vocabulary.source.encode(words)]  # without <EOS>
     rows = np.array([table[sequence].mean(axis=0) for sequence in tokens])
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -302,7 +302,7 @@ plt.show()
 #
 # The encoder's vector for the word "thirty" starts as the embedding of "thirty" plus a positional
 # encoding. After the encoder layer, the vector may also contain information about neighboring
-# words. A *probe* tests for this: it is a linear classifier that reads the vector at one position
+# words. To find out, we use a *probe*: a linear classifier that reads the vector at one position
 # and predicts a property of the sentence. We predict the last digit of the number from the vector
 # at each position, both before and after the encoder layer. We fit the probe to half of the test
 # set and score it on the other half.

@@ -35,7 +35,7 @@ def convert(script: Path) -> "NotebookNode":
 
 
 def execute(notebook: "NotebookNode") -> None:
-    """Execute a notebook in this folder and store its outputs in it.
+    """Execute a notebook in this folder, and store its outputs in the notebook.
 
     Raises:
         ValueError: a cell writes to standard error.
@@ -48,7 +48,7 @@ def execute(notebook: "NotebookNode") -> None:
         notebook,
         timeout=TIMEOUT,
         resources={"metadata": {"path": str(FOLDER)}},
-        # Do not store when cells ran or how their outputs were split into messages.
+        # Do not store the cells' execution times or how their outputs were split into messages.
         record_timing=False,
         coalesce_streams=True,
     ).execute()

@@ -1,4 +1,4 @@
-"""Create random attention weights without a model, for tests of pages and figures."""
+"""Create random attention weights without a model, to test HTML pages and figures."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ HOSTILE = (
 def make_maps(
     *, layers: int = 2, heads: int = 3, queries: int = 5, keys: int = 6, hostile: bool = False
 ) -> dict[str, AttentionMap]:
-    """Return random weights whose rows sum to 1. Tokens are distinct unless `hostile` is true."""
+    """Return random maps whose rows sum to 1. Tokens are distinct unless `hostile` is true."""
     rng = np.random.default_rng(0)
 
     def draw(*lengths: int) -> np.ndarray:

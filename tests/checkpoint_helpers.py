@@ -14,7 +14,7 @@ SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
 def params_of(step: int) -> dict[str, Any]:
-    """Return small parameters whose values depend on the step."""
+    """Return a small parameter tree whose values depend on the step."""
     return {"layer": {"kernel": jnp.full((3, 2), float(step)), "bias": jnp.arange(2.0) + step}}
 
 
@@ -45,7 +45,7 @@ def steps_on_disk(folder: Path) -> set[int]:
 
 
 def open_writable(folder: Path) -> CheckpointManager:
-    """Open checkpoints for writing."""
+    """Open a checkpoint folder for writing."""
     return CheckpointManager(folder, IDENTITY, keep=3)
 
 

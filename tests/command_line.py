@@ -1,4 +1,4 @@
-"""Run Python programs and commands of `transformer-jax`, and return what they print."""
+"""Run Python programs and `transformer-jax` commands, and return their output."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def run_python(
 
 
 def run_clean_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without the variables that the tests set, because libtpu and JAX read them."""
+    """Run Python without environment variables from the tests that affect libtpu and JAX."""
     hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     command = [sys.executable, *arguments]
@@ -50,6 +50,6 @@ def mistake(capsys: pytest.CaptureFixture[str], arguments: Sequence[str], code: 
 
 
 def counts(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return the output of `params --json`."""
+    """Run `transformer-jax params --json` and return its parsed output."""
     assert main(["params", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)

@@ -40,7 +40,7 @@ CALL = re.compile(r" (?:dot|custom-call|convolution)\((.*?)\), .*")
 
 
 def describe_step(parallelism: str, rows: int, devices: list[jax.Device]) -> dict[str, Any]:
-    """Compile the step in bfloat16, and return statistics about the program."""
+    """Compile a bfloat16 training step, and return statistics about the compiled program."""
     config = Config().change(model={**MODEL, "dtype": "bfloat16"})
     model = build_transformer(config.model, VOCAB)
     sharding = SHARDINGS[parallelism](devices)

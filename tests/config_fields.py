@@ -1,4 +1,4 @@
-"""The fields of a config, their types, and the ranges of numbers."""
+"""The config's fields, their types, and the valid ranges of numeric fields."""
 
 import dataclasses
 import math
@@ -71,7 +71,7 @@ RANGES: dict[str, Range] = {
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or a 1-tuple for any other type."""
+    """Return the members of a union type. Return any other type as a 1-tuple."""
     return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 

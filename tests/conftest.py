@@ -20,13 +20,13 @@ os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "programs")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Broadcasting operands of different rank is usually a mistake, so it must be explicit.
+# Broadcasting operands of different ranks is usually a mistake, so it must be explicit.
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Lowering is faster if programs do not record the Python frames of each operation.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # Most programs run only once in a test, so LLVM's optimizations cost more time than they save. For
-# the same reason, use the emitters that compile fastest; newer versions of XLA reject this flag.
-# Each worker gets one thread, because the workers together use all cores.
+# the same reason, use the emitters that compile fastest. Newer versions of XLA reject the flag that
+# selects these emitters. Each worker gets one thread, because the workers together use all cores.
 EMITTERS = "--xla_cpu_use_fusion_emitters=false " if version("jaxlib").startswith("0.10.") else ""
 os.environ.setdefault(
     "XLA_FLAGS",
@@ -51,7 +51,7 @@ install_import_hook([f"transformer_jax.{name}" for name in SUBPACKAGES], "shape_
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use a worker for each core, and one more for slow tests, which wait for other processes."""
+    """Use one worker per core, and one more for slow tests, which wait for other processes."""
     is_linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
     return cores + ("not slow" not in config.option.markexpr)
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def limit_memory_maps() -> Iterator[None]:
     """Discard compiled programs before the process has too many memory maps.
 
-    Otherwise, Linux would abort a single process that runs all tests.
+    Without this fixture, Linux would abort a single process that runs all tests.
     """
     yield
     maps = Path("/proc/self/maps")

@@ -1,4 +1,4 @@
-"""A fake compiler, which computes the memory of a program by a formula."""
+"""A fake compiler that uses a formula to compute how much memory a program needs."""
 
 from collections.abc import Sequence
 

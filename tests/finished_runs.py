@@ -1,4 +1,4 @@
-"""Write the files of finished runs, without training them, to test reports."""
+"""Create the files of finished runs without training, to test reports."""
 
 import dataclasses
 import json

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 @dataclasses.dataclass
 class Forks:
-    """A client of the `zygote.py` process. It starts commands and waits for them to exit."""
+    """A client that asks the `zygote.py` process to start commands and to wait for them."""
 
     zygote: subprocess.Popen[str]
 
@@ -25,7 +25,7 @@ class Forks:
         Args:
             arguments: the command line.
             log: the file that the process appends its output and errors to.
-            options: see `zygote.run`.
+            options: keyword arguments of `zygote.run`.
         """
         return self._request({"arguments": arguments, "log": str(log), **options})
 
@@ -43,7 +43,7 @@ class Forks:
 
 @contextmanager
 def open_forks() -> Iterator[Forks]:
-    """Start a process that runs `zygote.py`, and stop it when the context ends."""
+    """Start a process that runs `zygote.py`, and stop it when the context exits."""
     paths = [str(path) for path in (TESTS.parent, TESTS, TESTS / "faults")]
     with subprocess.Popen(
         [sys.executable, str(TESTS / "zygote.py")],

@@ -1,4 +1,4 @@
-"""A parser of generated HTML pages."""
+"""A parser for generated HTML pages."""
 
 from html.parser import HTMLParser
 

@@ -18,7 +18,7 @@ VOCABULARY = Vocabulary.share(TOKENIZER)
 
 
 class InMemoryCorpus:
-    """A corpus of the given pairs. The test split contains the dev pairs in reverse order."""
+    """A corpus of the given pairs. Its test split contains the dev pairs in reverse order."""
 
     name = "lines"
     splits = SPLITS
@@ -39,7 +39,7 @@ class InMemoryCorpus:
 
 
 def sequences(prepared: Prepared, split: Split) -> list[list[list[int]]]:
-    """Return the tokens of all sources and the tokens of all targets."""
+    """Return a split's source sequences and target sequences, as lists of tokens."""
     return [
         [tokens.tolist() for tokens in np.split(side.flat, side.offsets[1:-1])]
         for side in prepared.tokens(split)

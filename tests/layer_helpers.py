@@ -1,4 +1,4 @@
-"""Masks, and PyTorch layers whose parameters have the names of this package."""
+"""Masks, PyTorch layers, and functions that rename PyTorch parameters to this package's names."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def torch_layer(torch: Any, kind: str, config: ModelConfig) -> Any:
-    """Return a PyTorch layer with random parameters; omitted attention biases are zero."""
+    """Return a PyTorch layer with random parameters. Unused attention biases are zero."""
     layer = getattr(torch.nn, kind)(
         WIDTH,
         config.num_heads,

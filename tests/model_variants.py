@@ -1,4 +1,4 @@
-"""Variants of the model, and test cases for them."""
+"""Model variants, and test cases for them."""
 
 from collections.abc import Iterable
 from typing import Any

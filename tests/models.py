@@ -24,7 +24,7 @@ def make_model(**changes: Any) -> tuple[Any, dict[str, Any]]:
     """Return a variant of `SMALL` and its parameters; by default, each stack has one layer."""
     changes.setdefault("num_layers", 1)
     model, params = _draw(replace(SMALL, **changes))
-    # Copy the tree, so that a test can add or replace arrays without affecting other tests.
+    # Copy the parameter tree, so that a test can change it without affecting other tests.
     return model, jax.tree.map(lambda array: array, params)
 
 

@@ -45,7 +45,8 @@ def pad_rows(batch: Batch, devices: int) -> Batch:
 def use_double_precision(config: Config) -> Config:
     """Make the package compute in float64 instead of float32."""
     jax.config.update("jax_enable_x64", True)
-    # The package refers to `jnp.float32`, and the config does not allow float64.
+    # The package refers to `jnp.float32` by name. `Config` rejects float64, so bypass its
+    # validation.
     jnp.float32 = jnp.float64
     object.__setattr__(config.model, "dtype", "float64")
     return config
@@ -113,8 +114,8 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # These numbers are the maxima of smoothed, nll, count, and gradient_norm over all
-                # steps.
+                # These numbers are the largest relative differences in smoothed, nll, count, and
+                # gradient_norm over all steps.
                 "metrics": relative.max(axis=0).tolist(),
             }
     sys.stdout.write(json.dumps({"distances": distances, "shares": shares}) + "\n")

@@ -12,7 +12,7 @@ def make_once(name: str, factory: pytest.TempPathFactory, make: Callable[[Path],
     """Create a folder, or wait until another worker in this test session has created it.
 
     Args:
-        name: the name of the folder.
+        name: the folder's name.
         factory: pytest's `tmp_path_factory`.
         make: a function that creates the folder at a given path.
     """

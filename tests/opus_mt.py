@@ -1,6 +1,6 @@
 """Use transformers and SentencePiece to create folders in the format of public opus-mt models.
 
-A folder contains two SentencePiece models and one vocab.json. Its special tokens do not have this
+A folder contains two SentencePiece models and one vocab.json. The special tokens do not have this
 package's IDs, some pieces are not in vocab.json, and the encoder and the decoder have different
 depths.
 """
@@ -34,7 +34,7 @@ def train_model(lines: list[str], vocab_size: int) -> bytes:
 
 
 def write_tokenizers(folder: Path) -> int:
-    """Write the tokenizer's files, and return the size of the vocabulary."""
+    """Write the tokenizer's files, and return the vocabulary size."""
     sides: list[set[str]] = []
     for side, lines in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
         model = train_model(list(lines), 60)
@@ -42,7 +42,7 @@ def write_tokenizers(folder: Path) -> int:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         sides.append({processor.id_to_piece(i) for i in range(3, len(processor))})
     source, target = sides
-    # Omit one piece of each language, so that this piece is encoded as the unknown token.
+    # Omit one piece per language from vocab.json, so that it is encoded as the unknown token.
     pieces = (source | target) - {max(source - target), max(target - source)}
     tokens = ["</s>", "<unk>", *sorted(pieces), ">>deu<<", "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({t: i for i, t in enumerate(tokens)}), "utf-8")
@@ -99,12 +99,12 @@ def write_opus_mt(
 ) -> Any:
     """Write a model with random weights to a new folder, and return the model.
 
-    The weights are large, so that distributions are peaked.
+    The weights are large, so that the model's output distributions are peaked.
 
     Args:
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
-        end_bias: the logit bias of the end token. A higher bias shortens translations.
+        end_bias: the logit bias of the end-of-sentence token. A higher bias shortens translations.
         changes: new values for fields of config.json.
     """
     torch: Any = importlib.import_module("torch")
@@ -130,7 +130,7 @@ def write_opus_mt(
 
 
 def draw_weights(model: Any, end: int, end_bias: float) -> None:
-    """Draw all weights and biases at random, except for the bias of the end token."""
+    """Draw all weights and biases at random, except position tables and the end token's bias."""
     torch: Any = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     for name, parameter in sorted({**dict(model.named_parameters())}.items()):

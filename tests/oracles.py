@@ -26,7 +26,7 @@ Params = Mapping[str, Any]
 SMALL = ModelConfig(
     num_layers=2, d_model=16, d_ff=32, num_heads=2, d_k=8, d_v=8, dropout=0.5, max_length=32
 )
-"""A small model whose dropout is strong enough to measure."""
+"""A small model whose dropout rate is high enough for its effect to be measured."""
 
 
 def examples(count: int) -> settings:
@@ -45,7 +45,7 @@ def coins(seed: int, share: float, *shape: int) -> Array:
 
 
 def initial_params(module: nn.Module, *arguments: ArrayLike, method: str = "__call__") -> Any:
-    """Return the initial parameters of the module."""
+    """Initialize a module and return its parameters."""
     return module.init(jax.random.key(0), *arguments, method=method)["params"]
 
 
@@ -220,7 +220,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 class BeamSlots:
-    """A simulated beam search in which each hypothesis is in a random beam slot at each step.
+    """A simulated beam search in which each hypothesis occupies a random beam slot at each step.
 
     Shapes: B sentences, J hypotheses, L steps.
     """

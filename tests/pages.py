@@ -24,7 +24,7 @@ TIME = re.compile(r"(\d+) (s|min)\b")
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command or a block of Python on a page, with its label.
+    """A shell command or a Python code block on a page, with its label.
 
     A label states how long the command takes (`5 s`, `3 min`) or what it needs (`needs a GPU`).
     """
@@ -57,7 +57,7 @@ def commands(page: Path) -> list[Command]:
     """Return the commands on a page in order.
 
     The label of a shell command follows `  # ` at the end of its last line. Python blocks that
-    begin with `# sketch` are omitted. A block that begins with `# PATH.py` contains that file.
+    begin with `# sketch` are omitted. A block that begins with `# PATH.py` shows that file.
     """
     found = []
     for language, body in FENCE.findall(page.read_text("utf-8")):

@@ -19,7 +19,7 @@ SKIPPED = {
     *set((ROOT / "experiments/results").glob("*/*.md")),
 }
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
-# A list item, a table row, or a heading begins a passage, and so does an entry under `Args:`.
+# Each list item, table row, heading, and entry under `Args:` begins a new passage.
 ITEM = re.compile(r"\s*(?:[-*|]|\d+\.|#+) ")
 ITEM_OR_ENTRY = re.compile(rf"{ITEM.pattern}|\s*\w+:(?: |$)")
 CODE = re.compile(r"`+[^`]*`+")
@@ -106,7 +106,7 @@ def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
 
 
 def _paragraphs(path: Path) -> Iterator[Passage]:
-    """Yield the paragraphs, list items, and table cells of a page."""
+    """Yield the paragraphs, headings, list items, and table rows of a page."""
     text = re.sub(
         r"^```.*?^```$",
         lambda fence: "\n" * fence[0].count("\n"),

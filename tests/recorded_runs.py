@@ -49,7 +49,7 @@ def write_scores(folder: RunFolder, name: str, content: object) -> None:
 
 
 def write_recorded_run(path: Path) -> RunFolder:
-    """Write a run without checkpoints, whose metrics and scores contain invalid values."""
+    """Write a run that has no checkpoints, and whose metrics and scores contain invalid values."""
     folder = write_untrained_run(path, steps=())
     write_metrics(folder, [*REPORTS, *INVALID])
     write_scores(folder, "1", SCORES | {"step": 4, "bleu": 10.0})
@@ -63,7 +63,7 @@ def write_recorded_run(path: Path) -> RunFolder:
 
 
 def copy_run(run: RunFolder, path: Path, reports: list[Any], **changes: Any) -> RunFolder:
-    """Copy a run, and change the metrics and the config of the copy."""
+    """Copy a run, and change the copy's metrics and config."""
     shutil.copytree(run.path, path)
     description = json.loads((path / "run.json").read_text())
     for section, fields in changes.items():

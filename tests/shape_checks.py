@@ -1,9 +1,9 @@
 """Define the function that checks arrays against the shapes in signatures.
 
-It runs only in tests.
+The function runs only in tests.
 """
 
 from beartype import BeartypeConf, beartype
 
-# Accept an int where a float is expected, as Python does.
+# Accept an int where a float is expected, as PEP 484 specifies.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))

@@ -1,7 +1,7 @@
 """Share compiled training steps between the runs in a test process.
 
-Tracing and loading the training step takes most of a small run's time. Runs whose configs differ
-only in `UNRELATED` fields train with the same step, so in tests they share one program.
+A small run spends most of its time tracing and loading the training step. Runs whose configs differ
+only in `UNRELATED` fields train with the same step, so in tests, they share its compiled programs.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
 
 
 class SharedStep(TrainStep):
-    """A step whose compiled program can be reused. Each `TrainStep` is compiled separately."""
+    """A step whose compiled programs are reused. Each plain `TrainStep` is compiled separately."""
 
 
 @contextmanager
 def share_compiled_steps() -> Iterator[None]:
-    """Let the runs in this process reuse each other's steps until the context ends."""
+    """Let the runs in this process reuse each other's compiled steps until the context exits."""
     programs: dict[object, jax.stages.Compiled] = {}
 
     def make_shared_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:

@@ -11,9 +11,9 @@ from transformer_jax.data.splits import SPLITS, Split
 FOLDER = Path(__file__).parent / "data"
 # Lines from the built-in corpus of number words: the first 200 training pairs, the first 40
 # development pairs, and the first 40 test pairs. The built-in corpus always has 500 development
-# pairs, and scoring them takes longer than the eight steps of training.
+# pairs, and scoring them takes longer than the eight training steps.
 FILES = {split: tuple(str(FOLDER / f"{split}.{side}") for side in ("en", "de")) for split in SPLITS}
-# Changes to `SMALL.data` for tests that need more lines.
+# Overrides for `SMALL.data` in tests that need more lines.
 NUMBER_WORDS = {"corpus": "number_words", **dict.fromkeys(SPLITS)}
 
 SMALL = Config().change(
@@ -42,7 +42,7 @@ SMALL = Config().change(
         "keep_checkpoints": 3,
         "log_every": 2,
     },
-    # An untrained model rarely ends a sentence, so a search runs up to this limit.
+    # An untrained model rarely ends a sentence, so searches usually run up to this limit.
     decode={"max_extra_length": 8},
 )
 

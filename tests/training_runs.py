@@ -22,7 +22,7 @@ from transformer_jax.training.step import init_state
 QUIET = Console(quiet=True)
 # While the tests train their shared runs, environment variables contain this secret.
 PRIVATE = "hunter2-and-more"
-# JAX traces a jitted function once for each model and config.
+# JAX traces this jitted function only once for each model and config.
 INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
 
 

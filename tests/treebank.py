@@ -1,4 +1,4 @@
-"""A small treebank that the tests use."""
+"""A small treebank for tests."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def sentences(count: int, start: int = 0) -> list[str]:
 
 
 def write_treebank(folder: Path, *, train: int = 60, dev: int = 8, test: int = 8) -> Path:
-    """Write a treebank with one file for each split that is not empty, and return its folder."""
+    """Write a treebank with one file for each nonempty split, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     start = 0
     for split, count in (("train", train), ("dev", dev), ("test", test)):

@@ -21,7 +21,7 @@ def write_untrained_run(
 
     Args:
         path: the path to the run.
-        config: the experiment.
+        config: the run's config.
         steps: the step of each checkpoint.
         scale: a factor that multiplies all weights. With a factor of 3, different lines get
             different translations.

@@ -84,8 +84,8 @@ def run(
 
     Args:
         arguments: the command line.
-        log: the file for standard error.
-        output: the file for standard output; defaults to `log`.
+        log: the file that receives standard error.
+        output: the file that receives standard output; defaults to `log`.
         folder: the working directory of the command.
         programs: the folder of the compilation cache; defaults to the test cache.
         num_devices: the number of simulated devices.
@@ -103,7 +103,7 @@ def run(
 
 
 def serve() -> None:
-    """Serve requests until standard input is closed."""
+    """Answer requests until standard input is closed."""
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):

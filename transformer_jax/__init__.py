@@ -1,4 +1,4 @@
-"""A faithful implementation of the Transformer from "Attention Is All You Need" in JAX and Flax.
+"""A faithful JAX and Flax implementation of the Transformer from "Attention Is All You Need".
 
 Translate with a run's model, on any device:
 
@@ -7,8 +7,8 @@ Translate with a run's model, on any device:
     >>> run.translate(["forty-two"], beam_size=4)
     ['zweiundvierzig']
 
-Describe an experiment. The defaults are the paper's base model, so an ablation specifies only what
-it changes (here row A of Table 3, with one attention head):
+Describe an experiment. The defaults are the paper's base model, so an ablation specifies only the
+fields that it changes. For example, this is row A of Table 3 with one attention head:
 
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
@@ -27,8 +27,8 @@ Compare runs by their metrics, without loading their parameters:
 The `transformer-jax` command trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names exported here form a stable API. The package imports JAX lazily,
-on first use of a name that needs it.
+`inference` (6.1). Only the names that `transformer_jax` exports form a stable API. The package
+imports JAX lazily, on the first use of a name that needs it.
 """
 
 import importlib
@@ -82,8 +82,8 @@ __all__ = [
     "plot_schedule",
 ]
 
-# The names that require JAX, each with the module that defines it. A module is imported on first
-# use.
+# The names that require JAX, mapped to the modules that define them. A module is imported when one
+# of its names is first used.
 _MODULES = {
     "Attention": "inference.attention",
     "Run": "inference.trained_run",

@@ -10,7 +10,7 @@ from transformer_jax.errors import StorageError, storage_errors
 def cache_folder(name: str) -> Path:
     """Return the folder `name` in the user's cache, creating it if necessary.
 
-    The cache is `$TRANSFORMER_JAX_CACHE` if that is set. Otherwise, it is the `transformer_jax`
+    The cache is `$TRANSFORMER_JAX_CACHE` if it is set. Otherwise, it is the `transformer_jax`
     folder in `$XDG_CACHE_HOME` or `~/.cache`. If that folder is not writable, the cache is in the
     system's temporary directory.
 

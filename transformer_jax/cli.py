@@ -1,4 +1,4 @@
-"""Run `transformer-jax COMMAND ...`, and report any error with one line and an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report any error as one line with an exit code."""
 
 import contextlib
 import dataclasses
@@ -82,7 +82,7 @@ def _print_help(
 
 
 def _join_lines(cls: type) -> None:
-    """Let tyro wrap the help of each option. By default, it keeps the line breaks of docstrings."""
+    """Let tyro wrap each option's help text. By default, tyro keeps the docstring's line breaks."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for parent in reversed(cls.__mro__[:-1]):
         for option in docstring_parser.parse_from_object(parent).params:
@@ -94,7 +94,7 @@ def _join_lines(cls: type) -> None:
 
 
 def _hide_none(cls: type) -> None:
-    """Let tyro omit defaults of None and (), because each option's text describes their effect."""
+    """Omit defaults of None and () from the help, because the help texts describe their effect."""
     types = annotations(cls)
     for field in dataclasses.fields(cls):
         if field.default in (None, ()):
@@ -104,7 +104,7 @@ def _hide_none(cls: type) -> None:
 
 
 def _metavar(option_type: TypeForm) -> str | None:
-    """Return the placeholder for a type in a union with None, or None to keep tyro's."""
+    """Return a placeholder for the type in a union with None, or None to keep tyro's default."""
     match [alternative for alternative in get_args(option_type) if alternative is not NoneType]:
         case [type() as alternative]:
             return alternative.__name__.upper()
@@ -124,7 +124,7 @@ def _run_config_command(
     }
     if isinstance(command, TrainingCommand):
         command.check_timeouts()
-        # The supervisor runs this command in a child process, where `heartbeat.connect` is true.
+        # The supervisor runs this command in a child process, where `connect` returns True.
         if command.supervise and not heartbeat.connect():
             sys.exit(command.under_supervisor(arguments))
     for name, row in rows.items():

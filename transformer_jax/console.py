@@ -27,13 +27,13 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 
-# Terminals interpret these characters, so a name or translation that contains them could corrupt
+# Terminals interpret control characters, so a name or translation that contains them could corrupt
 # the display.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def escape_control_characters(text: str) -> str:
-    r"""Return the text with control characters escaped, such as `\x1b`."""
+    r"""Return the text with control characters replaced by escape sequences such as `\x1b`."""
     return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -68,7 +68,7 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
         """Escape control characters; see `rich.console.Console.render_str`.
 
-        Rich calls this method for printed strings and for the cells of tables.
+        Rich calls this method for printed strings and for table cells.
         """
         return super().render_str(escape_control_characters(text), **options)
 
@@ -79,7 +79,7 @@ class PlainConsole(Console):
         By default, Rich would end the process.
         """
         self.quiet = True
-        # Flushing the file at exit must not fail again.
+        # Redirect the file to the null device, so that flushing it at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
@@ -89,7 +89,7 @@ stderr = PlainConsole(stderr=True)
 
 
 def clear_progress_bar() -> None:
-    """Erase a progress bar whose process ends without doing so, and show the cursor again."""
+    """Erase a progress bar that a terminated process left visible, and show the cursor again."""
     erase = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
     for console in (stdout, stderr):
         if console.show_cursor():
@@ -97,14 +97,14 @@ def clear_progress_bar() -> None:
 
 
 def _is_from_ctrl_c(error: BaseException | None) -> bool:
-    """Return whether Ctrl-C caused an error, because libraries also raise other errors then."""
+    """Return whether Ctrl-C caused an error, even if a library raised a different exception."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return an error's one-line message and exit code (sysexits.h), or None if it is a bug."""
+    """Return the one-line message and exit code (sysexits.h) for an error, or None for a bug."""
     line = f"transformer-jax: {error}"
     match error:
         case RunInterrupted():
@@ -122,16 +122,17 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 
 def _prepare_streams() -> None:
-    """Make sure that printing any text to the standard streams is possible."""
-    # If the shell closed a stream, as with `<&-`, Python sets it to None. Without a replacement,
-    # the next file to be opened would take its place, and libraries would print to that file.
+    """Make sure that any text can be printed to the standard streams."""
+    # If the shell closed a stream, as with `<&-`, Python sets the stream to None. Without a
+    # replacement, the next file that the process opens would get the stream's file descriptor, and
+    # libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Like Python's own stderr, escape characters that the encoding lacks.
+            # Escape characters that the encoding lacks, as Python's own stderr does.
             errors = "backslashreplace"
             stream = Path(os.devnull).open(mode, errors=errors)  # noqa: SIM115 - never closed
             setattr(sys, name, stream)
-    # Escape characters that the locale's encoding lacks. By default, only stderr does this.
+    # Escape characters that the locale's encoding lacks. By default, only stderr escapes them.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -140,7 +141,7 @@ def _prepare_streams() -> None:
 def _without_interrupted_imports() -> Iterator[None]:
     """Let Ctrl-C during an import end the process, with the same exit code as `KeyboardInterrupt`.
 
-    An exception would make jaxlib crash or print a traceback while it is being imported.
+    A `KeyboardInterrupt` during the import of jaxlib would make jaxlib crash or print a traceback.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -152,7 +153,8 @@ def _without_interrupted_imports() -> Iterator[None]:
             frame = frame.f_back
         raise KeyboardInterrupt
 
-    # Only the main thread can set a handler. Do not replace the handler of another program.
+    # Only the main thread can set a signal handler. If the calling program has set its own handler,
+    # keep that handler.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -192,9 +194,9 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a progress function, which takes a task, the steps done, and the total.
+    """Yield a progress callback that takes a task's name, its completed steps, and its total steps.
 
-    In a terminal, the function updates a progress bar for each task. Otherwise, it prints each
+    In a terminal, the callback updates a progress bar for each task. Otherwise, it prints each
     task's name once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:

@@ -17,7 +17,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Setting:
-    """An argument that a message recommends, such as `average_checkpoints=1` in Python."""
+    """An argument that an error message recommends, such as `average_checkpoints=1` in Python."""
 
     name: str
     value: object
@@ -85,19 +85,19 @@ class DataError(TransformerJaxError):
 
 
 class ConnectionFailedError(TransformerJaxError):
-    """A run's processes could not connect, or Slurm is not available."""
+    """A run's processes could not connect to each other, or Slurm is not available."""
 
     exit_code = os.EX_UNAVAILABLE
 
 
 class DivergedError(TransformerJaxError):
-    """The loss is not finite."""
+    """Training diverged: the loss, the gradient, or the perplexity is not finite."""
 
     exit_code = os.EX_SOFTWARE
 
 
 class OutOfMemoryError(TransformerJaxError):
-    """A device does not have enough memory for the model and its batch."""
+    """A device does not have enough memory for the model and a batch."""
 
     exit_code = os.EX_OSERR
 
@@ -112,7 +112,7 @@ class StorageError(TransformerJaxError):
 def storage_errors(problem: str) -> Iterator[None]:
     """Convert an `OSError` to a `StorageError` whose message begins with `problem`.
 
-    If a file name is too long, raise a `UsageError` instead, because the name is an argument.
+    If a file name is too long, raise a `UsageError` instead, because the user chose the name.
     """
     try:
         yield
@@ -158,10 +158,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def memory_errors(*parts: str | Setting) -> Iterator[None]:
-    """Convert a JAX error to an `OutOfMemoryError` with this message if it means out of memory."""
+    """Convert a JAX out-of-memory error to an `OutOfMemoryError` with the given message."""
     try:
         yield
-    # JAX's errors are RuntimeErrors.
+    # JAX raises RuntimeErrors when a device is out of memory.
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -170,12 +170,12 @@ def memory_errors(*parts: str | Setting) -> Iterator[None]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error in a multi-process run means that another process is gone."""
-    # Orbax's errors become storage errors.
+    # Orbax errors are converted to storage errors, so inspect the original error.
     while isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__
-    # Orbax raises this error, which has no number, if waiting for the other processes fails.
+    # If waiting for the other processes fails, Orbax raises a TimeoutError without an errno.
     is_failed_wait = isinstance(error, TimeoutError) and error.errno is None
-    # The messages of these errors contain paths and values, which may match by chance.
+    # These error messages contain paths and values, which may match the pattern by chance.
     if isinstance(error, TransformerJaxError | RunInterrupted | OSError) and not is_failed_wait:
         return False
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"

@@ -1,4 +1,4 @@
-"""The type of objects in JSON data, and how to read objects that may be invalid."""
+"""The type of JSON objects, and a function that reads JSON files that may be invalid."""
 
 import contextlib
 import json
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
-"""An object in JSON data that this package reads or writes, such as a config or an evaluation."""
+"""A JSON object that this package reads or writes, such as a config or an evaluation."""
 
 INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
-"""The errors that parsing JSON and converting its values can raise, except for missing keys."""
+"""The errors that parsing JSON and converting its values can raise, except for KeyError."""
 
 # The size limit in bytes. A larger file may be malicious, so it is ignored without being read.
 MAX_JSON_BYTES = 16 << 20

@@ -69,7 +69,7 @@ class MeasureCommand:
 
 @dataclass(frozen=True)
 class Train(MeasureCommand):
-    """Compare training steps on a batch without padding."""
+    """Compare the speed of training steps on a batch without padding."""
 
     sizes: SizesName = "base"
     changes: Changes = ()
@@ -124,7 +124,7 @@ class Decode(MeasureCommand):
 
 @dataclass(frozen=True)
 class Input(MeasureCommand):
-    """Compare training through the input pipeline with training on preloaded full batches."""
+    """Compare the training speed of the input pipeline with that of preloaded full batches."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
     """A config file. Default: multi30k if $TRANSFORMER_JAX_DATA is set, otherwise tiny."""
@@ -139,7 +139,7 @@ class Input(MeasureCommand):
 
 @dataclass(frozen=True)
 class Scaling(MeasureCommand):
-    """Compare training steps with the same number of tokens but increasing sentence lengths."""
+    """Compare training speed across sentence lengths, with the same number of tokens per step."""
 
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")

@@ -115,7 +115,7 @@ def decode(
         sizes: the sizes that `make_config` takes, and the vocabulary size (vocab).
         source: int32[sentences, length], without padding.
         beam_size: the beam size; 1 means greedy search.
-        steps: tokens per translation, including the end token.
+        steps: tokens per translation, including the end-of-sentence token.
     """
     config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}

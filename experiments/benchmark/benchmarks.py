@@ -24,7 +24,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.training.flops import step_flops
 
-# The function that returns each worker's workload.
+# For each worker, the function that returns its workload.
 TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "peers.train"}
 DECODERS = {"ours": "tasks.translate", "ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
 # Sentence lengths to compare. At every length, a step has the same number of tokens.
@@ -70,11 +70,11 @@ def train(
     again: bool = True,
     work: Mapping[str, Any] | None = None,
 ) -> Benchmark:
-    """Compare training steps.
+    """Compare the speed of training steps.
 
     Args:
         name: the name of the benchmark.
-        sizes: the sizes of the model, and of the batch unless `batches` is given.
+        sizes: the dimensions of the model, and of the batch unless `batches` is given.
         settings: the measurement settings.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
@@ -133,12 +133,12 @@ def decode(
 
     Args:
         name: the name of the benchmark.
-        sizes: the sizes of the model.
+        sizes: the dimensions of the model.
         settings: the measurement settings.
         beam_size: the beam size; 1 means greedy search.
-        sources: the tokens of each source, including its end token. Default: 64 random
-            sources of 20 tokens, plus the end token.
-        extra: the number of extra tokens in a translation, compared with its source.
+        sources: the tokens of each source, including EOS. Default: 64 random sources of 20 tokens,
+            plus EOS.
+        extra: how many tokens longer a translation is than its source.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
@@ -211,7 +211,7 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
 
 
 def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: int) -> Benchmark:
-    """Compare training steps with the same number of tokens but increasing sentence lengths."""
+    """Compare training speed across sentence lengths, with the same number of tokens per step."""
     with isolated_cache(settings) as (inside, folder):
         specs = []
         flops: dict[int, float] = {}

@@ -13,7 +13,7 @@ HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middl
 
 
 def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
-    """Return the median and quartiles of the ratios of all pairs of values.
+    """Return the median and quartiles of after / before over all pairs of values.
 
     The rounds of the two results are not paired, so all combinations have equal weight.
     """
@@ -35,7 +35,7 @@ def compare(before: Results, after: Results) -> str:
     table compares absolute speeds.
 
     Raises:
-        UsageError: the results have no worker in common.
+        UsageError: the results have no comparable worker in common.
     """
     lines: list[list[str]] = []
     notes: list[str] = []

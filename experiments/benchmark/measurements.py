@@ -60,7 +60,7 @@ class Benchmark:
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return the same ratios in terms of CPU time, which excludes waiting."""
+        """Return speed ratios based on CPU time, which excludes waiting, one value per round."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -121,7 +121,7 @@ def summarize(
         work: the sizes and settings of the benchmark.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.
-        flops: FLOPs per unit, from `training.flops`.
+        flops: FLOPs per unit of work, from `training.flops`.
         notes: explanations to print below the table.
     """
     measurements = {

@@ -202,8 +202,8 @@ def generate(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with Hugging Face's `generate`.
 
     Args:
-        task: the same as for `tasks.translate`. The longest source in a batch determines the
-            length of all translations in the batch.
+        task: the same task as for `tasks.translate`. The longest source in a batch determines
+            the length of all translations in the batch.
     """
     torch, device = torch_and_device()
     sizes = task["sizes"]
@@ -245,7 +245,7 @@ def ctranslate2(task: Mapping[str, Any]) -> Workload:
     """Translate all sentences with CTranslate2, using the model that `marian` returns.
 
     Args:
-        task: the same as for `tasks.translate`.
+        task: the same task as for `tasks.translate`.
     """
     library: Any = importlib.import_module("ctranslate2")
     converters: Any = importlib.import_module("ctranslate2.converters.transformers")

@@ -142,7 +142,7 @@ COLUMNS = (
 
 
 def table_rows(part: Benchmark) -> list[list[str]]:
-    """Return one row of cells per worker."""
+    """Return one table row per worker."""
     lines = list[list[str]]()
     for name, measured in part.measurements.items():
         ratios, cpu = part.ratios(name), part.cpu_ratios(name)

@@ -124,7 +124,7 @@ class WorkerProcess:
 
     def _send(self, line: str) -> None:
         if self._process.stdin is not None:
-            # If the process has ended, its last answer or its exit code gives the reason.
+            # Ignore a broken pipe: the last answer or the exit code shows why the process ended.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()

@@ -91,6 +91,6 @@ def read_lines(run: Run, count: int) -> list[str]:
 
 
 def length_limits(run: Run, lines: Sequence[str]) -> list[int]:
-    """Return the maximum length of each line's translation, excluding the end token."""
+    """Return the maximum length of each line's translation, excluding EOS."""
     translator = run.translator()
     return [translator.limit(len(tokens)) - 1 for tokens in translator.encode(lines)]

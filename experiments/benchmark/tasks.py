@@ -65,7 +65,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train on preloaded batches, cycling through them.
 
     Args:
-        task: the sizes of the model and the path to the saved batches.
+        task: a mapping with the keys `sizes` and `arrays` (the path to the saved batches).
     """
     enable_compilation_cache()
     sizes, batches = task["sizes"], load_batches(task)
@@ -107,8 +107,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
     Args:
         task: a mapping with the keys `sizes`, `sources` (lists of tokens with end tokens),
-            `beam_size`, and `extra` (the number of extra tokens in a translation, compared with its
-            source).
+            `beam_size`, and `extra` (how many tokens longer a translation is than its source).
     """
     enable_compilation_cache()
     sizes = task["sizes"]
@@ -123,7 +122,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
 
     def turn(steps: int) -> RunResult:
         *_, result = [translator.translate(params, lines) for _ in range(steps)]
-        # The text does not contain the end token, so add 1.
+        # The text does not contain the end-of-sentence token, so add 1.
         lengths = [len(best[0].text.split()) + 1 for best in result]
         return RunResult(steps * len(lines), float(np.mean(lengths)))
 

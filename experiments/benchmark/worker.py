@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sample:
-    """The cost of one run."""
+    """The measurements of one call to `Workload.run`."""
 
     seconds: float
     cpu_seconds: float
@@ -80,7 +80,7 @@ def resident_bytes() -> int:
 
 
 def take_sample(workload: Workload, steps: int) -> Sample:
-    """Run some steps and measure what they cost."""
+    """Run some steps, and measure their time and memory."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -18,7 +18,7 @@ from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model and of an unpadded batch."""
+    """The dimensions of a model and of a batch without padding."""
 
     d_model: int = 512
     layers: int = 6
@@ -81,7 +81,7 @@ def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarr
 
 
 def full_batch(sizes: Sizes) -> Batch:
-    """Return a batch without padding. Every call returns the same batch."""
+    """Return a batch without padding. Calls with equal sizes return equal batches."""
     rng = np.random.default_rng(0)
     source = random_tokens(rng, sizes.vocab, sizes.batch, sizes.src)
     return Batch(source, random_tokens(rng, sizes.vocab, sizes.batch, sizes.tgt))
@@ -126,8 +126,8 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
     """Return the first `count` batches of an epoch that have one of the most common shapes.
 
-    `shapes` is the number of shapes to keep. The kept shapes are those whose batches have the most
-    positions in total.
+    `shapes` is the number of shapes to keep. The function keeps the shapes whose batches have the
+    most positions in total.
     """
     most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
     wanted = {shape[:3] for shape in most[:shapes]}
@@ -137,7 +137,7 @@ def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
 
 
 def text_sources(config: Config, count: int) -> list[list[int]]:
-    """Return the tokens of the first `count` source sentences, each with its end token."""
+    """Return the tokens of the first `count` source sentences, including EOS."""
     from transformer_jax.data.prepare import prepare
 
     source, _ = prepare(config.data).tokens("train")
@@ -146,6 +146,6 @@ def text_sources(config: Config, count: int) -> list[list[int]]:
 
 
 def random_sources(sizes: Sizes, count: int, length: int) -> list[list[int]]:
-    """Return random sources of `length` tokens, plus the end token."""
+    """Return random sources of `length` tokens, plus EOS."""
     rows = random_tokens(np.random.default_rng(0), sizes.vocab, count, length)
     return [[*row, EOS] for row in rows.tolist()]

@@ -1,6 +1,6 @@
 """Plot and tabulate the scores of a finished sweep by sentence length.
 
-The command needs a sweep with scored runs, or the table from an earlier call:
+The command needs a sweep with scored runs, or the table from an earlier report:
 
     python -m experiments.positions SWEEP [--out FOLDER]
     python -m experiments.positions table.csv [--out FOLDER]
@@ -26,8 +26,8 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
     """Write a figure and tables of scores by sentence length.
 
     Args:
-        sweep: a sweep's folder. Given the table.csv of an earlier report, the command only redraws
-            the figure.
+        sweep: a sweep's folder, or the table.csv of an earlier report. Given a table, the command
+            only redraws the figure.
         out: the folder for the files. Default: SWEEP/extrapolation, or the folder of table.csv.
     """
     is_table = sweep.suffix == ".csv"

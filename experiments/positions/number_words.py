@@ -22,9 +22,10 @@ BASE = TINY.change(
 
 
 def list_schemes(base: Config) -> dict[str, Row]:
-    """Return a row for each position scheme, for a config with a model.max_length of 4 L.
+    """Return a row for each position scheme, given a config whose model.max_length is 4 L.
 
-    L is the config's data.max_length. Training never updates a learned table's positions beyond L.
+    L is the config's data.max_length. Training never updates the positions beyond L in a learned
+    table.
     """
     learned = {"positions": "learned"}
     clamped = {"max_positions": base.data.max_length, "out_of_range_positions": "clamp"}

@@ -38,7 +38,7 @@ def draw_figure(study: Study) -> Figure:
     """Plot perplexity and the other score by length, with one curve per scheme.
 
     Each point is the mean over seeds, and its error bar shows one standard deviation. For
-    perplexity, both are computed from logarithms. A point is near the middle of its bucket.
+    perplexity, both are computed from logarithms. Each point is near the middle of its bucket.
     The number of sentences in each bucket appears at the top. A bucket's gray band contains all
     means that do not differ significantly from the first scheme's mean. The dashed vertical line
     marks L.
@@ -82,7 +82,7 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
 
 
 def _error_bar(values: Sequence[float], name: Score) -> Float[np.ndarray, " 3"]:
-    """Return the mean and the ends of its error bar, in increasing order."""
+    """Return the lower end, the mean, and the upper end of an error bar."""
     if name == "perplexity":
         values = [math.log(value) for value in values]
     mean = statistics.fmean(values)
@@ -144,7 +144,7 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 
 
 def _describe_exceptions(study: Study) -> list[str]:
-    """Return notes about any schemes and buckets to which the bands do not apply."""
+    """Return notes about any schemes and buckets to which the significance bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
     wide = [
         f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})"
@@ -215,7 +215,7 @@ def to_markdown(study: Study, provenance: str = "") -> str:
 
 
 def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
-    """Return the mean and deviation of a scheme in a bucket, with "*" if it is significant."""
+    """Return a mean and its deviation, with "*" if it differs significantly from the first row."""
     if scheme not in study.curves:
         return "-"
     values = study.curves[scheme][number][name]

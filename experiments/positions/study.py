@@ -39,7 +39,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """The bucket's lengths, as an interval."""
+        """The bucket's lengths, in interval notation."""
         return f"({self.above:g}, {self.end:g}]"
 
 
@@ -52,7 +52,7 @@ class Study:
     """The scores of all schemes by length."""
 
     schemes: Sequence[str]
-    """The sweep's rows. All other rows are compared with the first one."""
+    """The sweep's rows. The study compares all other rows with the first one."""
     seeds: Mapping[str, Sequence[int]]
     """For each scheme, the seeds of its finished runs, in the same order as the scores."""
     max_training_length: int
@@ -68,7 +68,7 @@ class Study:
 
 
 def score_by_length(sweep: Sweep) -> Study:
-    """Split the translations of a sweep's finished runs into buckets by length, and score each one.
+    """Split the translations of finished runs into buckets by length, and score each bucket.
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
@@ -140,7 +140,8 @@ def read_scores(path: Path) -> Study:
     except (OSError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise StorageError(f"{path} cannot be read: {error!r}") from error
     buckets = [Bucket(above, end, np.arange(count)) for above, end, count in bounds]
-    # The last bucket ends at 4 L, or at L if too few sentences are longer. No bucket contains L.
+    # The last bucket ends at 4 L, or at L if too few sentences are longer. No bucket extends across
+    # L.
     last = buckets[-1].end
     starts = [bucket.above for bucket in buckets]
     limit = last / ENDS[-1] if last / ENDS[-1] in starts else last

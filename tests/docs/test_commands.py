@@ -22,14 +22,14 @@ LABELS = re.compile(
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3. CHEAP excludes them, so only the slow tests
-# of whole pages run them. `test_configs` and `test_sweeps` run them for a few rows.
+# These commands build a model for every row of Table 3. CHEAP excludes them, so only the slow
+# whole-page tests run them. `test_configs` and `test_sweeps` run them for a few rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
     {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}
     - {*RECURSIVE}
 )
-# These commands import JAX. They run in forks of a process that has already imported it. The other
+# These commands import JAX. They run in forks of a process that has already imported JAX. The other
 # commands run in a shell, to test that the shell finds `transformer-jax` in an activated
 # environment.
 SLOW_TO_IMPORT = tuple(
@@ -52,7 +52,7 @@ def make_clone(folder: Path) -> Path:
             shutil.copy2(ROOT / path, folder / path)
     (folder / ".venv").unlink(missing_ok=True)
     (folder / ".venv").symlink_to(sys.prefix)
-    # The pages call the reader's text files train.en, train.de, and so on.
+    # The documentation calls the reader's text files train.en, train.de, and so on.
     for split in SPLITS:
         pairs = NumberWords(400).read(split)
         for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -71,8 +71,8 @@ def run(command: Command, clone: Path) -> str:
         (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
         (clone / command.path).write_text(command.text, "utf-8")
         return ""
-    # A user's shell does not have the environment variables that the tests set, so keep only the
-    # cache variable.
+    # A user's shell does not have the environment variables that the tests set, so remove all of
+    # them except `TRANSFORMER_JAX_CACHE`.
     hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     if command.language == "python":
@@ -124,7 +124,7 @@ def remaining(page: Path) -> list[Command]:
 
 PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
-# The demo is trained only once, and each of these pages uses a copy.
+# The demo model is trained only once, and the commands on each of these pages use a copy of it.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
 # Some commands on these pages use the outputs of commands on other pages, so one test runs the
 # commands of all these pages in one clone.
@@ -145,8 +145,8 @@ def test_each_picture_has_a_name_of_its_own() -> None:
 def train_demo(folder: Path) -> None:
     """Train the demo in a new clone, and check that it learns its task."""
     output = run(Command(DEMO, ""), make_clone(folder))
-    # The last number is the score on the held-out lines. The numbers before it were printed during
-    # the training.
+    # The last number is the exact-match score on the held-out lines. The earlier numbers were
+    # printed during training.
     *_, exact = re.findall(r"exact +([0-9.]+)%", output)
     assert float(exact) >= 98
 

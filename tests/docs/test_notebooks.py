@@ -17,14 +17,14 @@ SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NOTEBOOKS = [script.with_suffix(".ipynb") for script in SCRIPTS]
 MAX_BYTES = 3 << 20
 PICTURES = ("image/png", "image/svg+xml")
-# Outputs that contain these words would differ on another machine.
+# Outputs that match this pattern would differ on another machine.
 MACHINE = re.compile(
     r"(?<![\w.])/(home|root|tmp|usr|opt|work|Users|var)/|tok/s|\b\d+(\.\d+)? ?ms\b"
 )
 
 
 def cells_of_script(script: Path) -> list[tuple[str, str]]:
-    """Return the kind and text of each cell in a percent script."""
+    """Return the kind and text of each cell in a percent-format script."""
     _, *parts = re.split(r"^# %%", script.read_text("utf-8"), flags=re.MULTILINE)
     cells = []
     for part in parts:
@@ -97,7 +97,7 @@ def test_outputs_name_neither_files_of_a_machine_nor_its_speed(notebook: Path) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
-    """The limit is 90 seconds for all five scripts on two idle cores."""
+    """The time limit for all five scripts together is 90 seconds on two idle cores."""
     tracked = ("notebooks", "experiments/results", "configs", "transformer_jax")
     for folder in tracked:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))

@@ -43,7 +43,7 @@ def links(tokens: list[Token]) -> list[str]:
 
 
 def anchors(tokens: list[Token]) -> set[str]:
-    """Return the anchors that GitHub gives to headings."""
+    """Return the anchors that GitHub generates for headings."""
     found: set[str] = set()
     for heading, content in pairwise(tokens):
         if heading.type == "heading_open":
@@ -78,6 +78,14 @@ def test_links_and_anchors_resolve(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(parse(target)), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_defines_each_link_label_once(page: Path) -> None:
+    """If a label has two definitions, Markdown ignores the second one."""
+    environment: dict[str, list[dict[str, str]]] = {}
+    GITHUB.parse(page.read_text("utf-8"), environment)
+    assert [reference["label"] for reference in environment.get("duplicate_refs", [])] == []
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=name)

@@ -29,7 +29,7 @@ BANNED = {
 
 @functools.cache
 def sentences() -> list[tuple[str, str]]:
-    """Return the place and text of each sentence, with code replaced with a placeholder."""
+    """Return the location and text of each sentence, with code replaced by a placeholder."""
     return [
         (passage.place, CODE.sub("`code`", sentence))
         for passage in passages()
@@ -39,7 +39,7 @@ def sentences() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("instead", BANNED)
 def test_prose_avoids_a_banned_phrase(instead: str) -> None:
-    """The name of each case says what to write instead."""
+    """The ID of each test case says what to write instead of the phrase."""
     pattern = re.compile(BANNED[instead], re.IGNORECASE)
     found = [f"{place}: {text}" for place, text in sentences() if pattern.search(text)]
     assert not found, "\n".join([f"write {instead!r} instead:", *found[:40]])

@@ -63,7 +63,7 @@ class Trainer:
         return self.forks.wait(pid)
 
     def read_log(self) -> str:
-        """Return everything that the processes have printed since the last call."""
+        """Return everything that the processes have printed since the last call to this method."""
         log = self.folder / "log"
         text = log.read_text("utf-8") if log.exists() else ""
         log.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
     return [(tag, e.step) for tag in events.Tags()["tensors"] for e in events.Tensors(tag)]
 
 
-# This test is slow. The next test is fast, but it kills a run only once.
+# The next test is faster, because it kills a run only once.
 @pytest.mark.exhaustive
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     trainer: Trainer, undisturbed: Path

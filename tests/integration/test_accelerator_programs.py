@@ -20,7 +20,7 @@ pytestmark = pytest.mark.exhaustive
 
 
 def compile_steps(target: str, *cases: str) -> dict[str, Any]:
-    """Return what `compiled_programs` prints, or skip the test if the compiler is missing."""
+    """Return the JSON from `compiled_programs`, or skip the test if the compiler is missing."""
     try:
         check_installed(parse_target(target))
     except UsageError as error:
@@ -47,7 +47,7 @@ def slice_steps() -> dict[str, Any]:
 
 def test_a_gpu_copies_no_state(gpu_step: dict[str, Any]) -> None:
     assert "conditional" not in gpu_step["operations"]
-    # The state takes 1.7 MiB. Copies of a few scalars are acceptable.
+    # The state takes up 1.7 MiB. Copies of a few scalars are acceptable.
     assert gpu_step["copied_bytes"] < 1 << 16
 
 
@@ -71,7 +71,7 @@ def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> Non
 
 def test_data_parallelism_adds_each_gradient_once_in_float32(slice_steps: dict[str, Any]) -> None:
     step = slice_steps["data:128"]
-    # The all-reduce also sums the three parts of the loss over the devices.
+    # The all-reduce also sums three loss scalars over the devices: smoothed, nll, and count.
     size = 4 * (step["num_params"] + 3)
     assert step["collectives"] == [
         {"kind": "all-reduce", "dtype": "f32", "count": 1, "bytes": size}

@@ -1,6 +1,6 @@
-"""Test that a browser displays a page of attention weights correctly.
+"""Test that a browser displays the page of attention weights correctly.
 
-Playwright drives Chromium. If Playwright or Chromium is not installed, these tests are skipped.
+Playwright controls Chromium. If Playwright or Chromium is not installed, these tests are skipped.
 """
 
 import shutil
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 MAPS = make_maps(layers=3, heads=2)
 HOSTILE_MAPS = make_maps(layers=6, heads=8, queries=60, keys=60, hostile=True)
-# A stored weight can be off by half a step of 1/255, and the page shows four digits.
+# The page stores weights as multiples of 1/255 and rounds opacities to four digits.
 TOLERANCE = 0.5 / 255 + 1e-4
 LINES = "lines => lines.map(x => [...['head', 'query', 'key'].map(k => +x.dataset[k]), \
 +x.getAttribute('stroke-opacity')])"
@@ -124,7 +124,7 @@ def test_a_token_is_selected_while_the_mouse_is_over_it_and_stays_after_a_click(
     view.open(MAPS, layer=2)
     view.token("queries", 3).hover()
     assert_lines_are_weights(view, "cross", 2, query=3)
-    # The strips next to the keys show the same weights.
+    # The strips next to the keys show the same weights as the lines.
     strips = view.page.eval_on_selector_all(
         ".keys .strip", "strips => strips.map(s => [...s.children].map(x => +x.style.opacity))"
     )

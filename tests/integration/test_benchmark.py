@@ -1,4 +1,4 @@
-"""Test the benchmark at toy size: its measurements, ratios, reports, and handling of failures."""
+"""Test the benchmark at toy size: its measurements, ratios, reports, and error handling."""
 
 import dataclasses
 import json
@@ -310,7 +310,7 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
     real = tasks.pipeline({**task, "is_preloaded": False})
     kept = tasks.pipeline({**task, "is_preloaded": True})
     assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
-    # The first call runs one random batch of every shape.
+    # The first call runs one random batch of each shape.
     assert real.run(real.cycle).units == kept.run(kept.cycle).units
     for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
         some = [batches[step] for step in steps]

@@ -1,4 +1,4 @@
-"""Test that each batch shape is compiled once, and that all seeds share the programs."""
+"""Test that each batch shape is compiled once, and that programs do not depend on the seed."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ def components(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
 
 
 def train_epochs(run: RunComponents) -> Iterator[None]:
-    """Train one epoch at a time."""
+    """Train for two epochs, and yield after each one."""
     config = run.folder.config.train
     meter = Meter(1e9, [])
     step = CompiledStep(TrainStep(run.model, config), run.sharding)
@@ -66,7 +66,7 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     # guard raises an error if data moves between host and device without an explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
-        # Check that the guard itself raises an error.
+        # Check that the transfer guard actually raises errors.
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device"):
             jax.jit(jnp.negative)(np.ones(3))
     # Check that the log actually records compilations.
@@ -116,8 +116,8 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         "max_minutes_between_checkpoints": 1.0,
         "profile": 1,
     }
-    # Other tests rely on this property: their runs use the same compiled steps if they differ only
-    # in these fields.
+    # Other tests rely on this property: runs that differ only in these fields use the same compiled
+    # steps.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
 
@@ -137,7 +137,7 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     train(config.change(train={"seed": 1}), tmp_path / "two")
     assert cached_programs() == first
     train(config.change(train={"seed": 2, "steps": 1}), tmp_path / "three")
-    # Restoring a state and initializing it require different programs, but the training step is the
-    # same.
+    # Restoring a state requires a different program than initializing it, but the training step is
+    # the same.
     resume(tmp_path / "three", train={"steps": 4})
     assert {name for name in cached_programs() - first if "train_step" in name} == set()

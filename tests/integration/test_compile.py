@@ -28,7 +28,7 @@ CONFIGS: dict[str, list[str]] = {
 }
 
 
-# Print how many devices and hosts libtpu reports for each target.
+# A program that prints how many devices and hosts libtpu reports for each target.
 COUNT = """
 import json, sys
 from transformer_jax.compilation.environment import configure_environment
@@ -41,7 +41,7 @@ print(json.dumps([[len(x), len({device.process_index for device in x})] for x in
 
 
 def compile_config(name: str, target: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Run the command in bfloat16 for the largest batch, and return its results."""
+    """Run `compile` in bfloat16 for the largest batch shape, and return its results."""
     options = ("--model.dtype", "bfloat16", "--largest", "--json", *options)
     command = ("-m", "transformer_jax", "compile", name, "--target", target, *options)
     done = run_clean_python(folder, *command)
@@ -85,7 +85,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
         assert answer["fits"]
         assert answer["hosts"] == (1 if target == "v5e:2x2" else 4)
         assert program["state_bytes"] < program["peak_bytes"] < 15.75 * GIB
-    # The compiler also counts operations that are not matrix products.
+    # The compiler's FLOP count includes operations that are not matrix products.
     assert programs["data"]["program_flops"] > programs["data"]["model_flops"]
     assert programs["data"]["state_bytes"] == programs["pmap"]["state_bytes"]
     num_devices = answers["data"]["devices"]
@@ -95,7 +95,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 
 def parameter_bytes(answers: dict[str, dict[str, Any]]) -> float:
-    """Return the size of all parameters. A state also has two float32 moments per parameter."""
+    """Return the parameters' total size. A state also has two float32 moments per parameter."""
     return answers["data"]["programs"][0]["state_bytes"] / 3
 
 
@@ -117,6 +117,6 @@ def test_fsdp_only_gathers_parameters_and_adds_gradients(
     assert 0.9 * parameter_bytes(answers) / 2 < gathered < 1.1 * parameter_bytes(answers) / 2
     kinds = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
     assert {kind for kind, _ in found} <= kinds
-    # XLA permutes a few small arrays.
+    # XLA uses a collective permute only for a few small arrays.
     permuted = sum(c["bytes"] for (kind, _), c in found.items() if kind == "collective-permute")
     assert permuted < parameter_bytes(answers) / 100

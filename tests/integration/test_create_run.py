@@ -40,7 +40,7 @@ def test_a_run_rejects_parameters_of_another_shape(whole_run: Path, tmp_path: Pa
     assert not (tmp_path / "x").exists()
 
 
-# Changes to the model of `SMALL`. The first field of each change is the one that the error names.
+# Overrides for the model section of `SMALL`. The error names the first field of each override.
 OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"num_layers": 2},
     {"num_decoder_layers": 2},

@@ -1,4 +1,4 @@
-"""Test that runs survive full disks and broken pipes, and that memory use does not grow."""
+"""Test that runs survive full and read-only disks, and that memory use does not grow."""
 
 import json
 import os
@@ -28,8 +28,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "options",
     [
-        # Every step writes a report. Steps 3, 6, and 8 save scheduled checkpoints, and all other
-        # steps save unscheduled ones.
+        # The run writes a report at every step. It saves scheduled checkpoints at steps 3 and 6,
+        # and unscheduled checkpoints at all other steps.
         {
             "log_every": 1,
             "checkpoint_every": 3,
@@ -75,7 +75,7 @@ def mount(disk: Path, options: str) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """The path to a two-megabyte disk. Tests are skipped if they are not allowed to mount disks."""
+    """The path to a mounted 2 MiB disk. Tests that are not allowed to mount disks are skipped."""
     path = tmp_path / "disk"
     path.mkdir()
     mount(path, "size=2m")

@@ -68,7 +68,8 @@ def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compil
 
 @pytest.mark.exhaustive
 def test_the_same_command_gives_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
-    # This test is slow. The fast test `test_a_trace_changes_no_bit` verifies the same claim.
+    # `.ci/run` skips this test but runs `test_a_trace_changes_no_bit`, which verifies the same
+    # claim.
     path = train(SMALL, tmp_path / "again")
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
@@ -111,7 +112,7 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     flops = sum(line["flops"] for line in usual)
     assert sum(line["flops"] for line in reports) == flops > 0
 
-    # Both FLOPs columns in a report include the steps before and after the interruption.
+    # Both FLOPs columns of a sweep report include the steps before and after the interruption.
     sweep = make_finished_sweep(tmp_path / "sweep", ["base", "same"], ["dev"])
     for run in sweep.runs:
         shutil.copy((whole_run if run.row == "base" else path) / "metrics.jsonl", run.path)

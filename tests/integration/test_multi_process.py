@@ -22,8 +22,8 @@ from transformer_jax.model.encoder_decoder import Params
 
 TESTS = Path(__file__).parents[1]
 STEPS, CHECKPOINT = 24, 12
-# With FSDP, each of the two processes has only some of the parameters, so neither can save or score
-# alone.
+# With FSDP, each of the two processes has only some of the parameters, so neither process can save
+# or score the model alone.
 CONFIG = f"""
 from small import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}
@@ -236,7 +236,7 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# These failures leave behind the same files as the previous test's failures.
+# These failures leave behind the same files as those in the previous test.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("phase", "failure", "exit_code"),

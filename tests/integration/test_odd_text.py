@@ -63,7 +63,7 @@ class RandomCorpus:
         self.no_files: dict[str, str] = {}
         self.encoded: dict[str, bytes] = {}
         # Each tuple contains substrings of one possible error message. The actual message must
-        # contain all parts of at least one tuple.
+        # contain all substrings in at least one tuple.
         self.faults: list[tuple[str, ...]] = []
         self.dropped: Counter[str] = Counter()
         for _ in range(rng.randrange(6)):
@@ -108,7 +108,7 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "not UTF-8"))
 
     def break_sides(self) -> None:
-        """Remove lines from one file, add lines to it, or empty it."""
+        """Remove lines from one file of a split, add a line to it, or empty it."""
         names = self.names(self.rng.choice(self.splits))
         name = self.rng.choice(names)
         lines = self.files[name]
@@ -121,7 +121,7 @@ class RandomCorpus:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Replace a file with a folder or with content that is not plain UTF-8 text."""
+        """Remove a file, replace it with a non-regular file, or break its content."""
         name = self.rng.choice(list(self.files))
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:
@@ -143,7 +143,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def break_gzip(self) -> None:
-        """Corrupt a gzip file by flipping a bit in its checksum."""
+        """Compress a file with gzip, and flip a bit in the checksum."""
         name = self.rng.choice(list(self.encoded))
         if not self.encoded[name].startswith(b"\x1f\x8b"):
             packed = bytearray(gzip.compress(self.encoded[name]))
@@ -152,7 +152,7 @@ class RandomCorpus:
             self.faults.append((f"{name}, after line ", "broken gzip"))
 
     def lengthen(self) -> None:
-        """Insert an overlong line into dev or test, where every line must be scored."""
+        """Insert an overlong line into the dev or test set, where every line must be scored."""
         split = self.rng.choice(self.splits[1:])
         side = self.rng.randrange(2)
         pair = (LONG, b"eins") if side == 0 else (b"one", LONG)

@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module", params=["float32", "float64"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A model whose random weights are large enough to produce peaked distributions."""
-    # These slow imports run only in the process that runs these tests.
+    # Import these slow libraries only in the process that runs these tests.
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
         for name in ("torch", "transformers")
@@ -78,7 +78,7 @@ def open_marian(config: ModelConfig, params: Params, torch: Any, transformers: A
     marian = marian.to(getattr(torch, config.dtype)).eval()
     assert marian.lm_head.weight is marian.model.shared.weight
     arrays = to_marian(config, params)
-    # transformers rounds the positions to float32 even in a float64 model.
+    # transformers rounds positional encodings to float32, even in a float64 model.
     angle = np.arange(16)[:, None] / 10000 ** (np.arange(0, config.d_model, 2) / config.d_model)
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     for stack in ("encoder", "decoder"):
@@ -98,7 +98,7 @@ def mean_loss(model: Transformer, params: Params) -> tuple[Array, Array]:
 
 
 def run_marian(pair: Pair) -> tuple[Any, Any]:
-    """Return the outputs and the smoothed loss per token."""
+    """Return Marian's outputs and its smoothed loss per token."""
     torch = pair.torch
     output = pair.marian(
         input_ids=torch.tensor(SOURCE),

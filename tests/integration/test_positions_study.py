@@ -1,4 +1,4 @@
-"""Test the positions study's tables and figures on the evaluations of synthetic runs."""
+"""Test the positions study's tables and figures with evaluations of synthetic runs."""
 
 import csv
 import itertools
@@ -52,7 +52,7 @@ Sentence = tuple[int, int, float, str, str]
 
 
 def synthesize(run: SweepRun, split: str) -> list[Sentence]:
-    """Return a split's sentences. The longer the sentence, the worse the translation."""
+    """Return synthetic sentences for a split. Longer sentences have worse translations."""
     rng = np.random.default_rng([run.seed, *run.row.encode(), *split.encode()])
     sentences: list[Sentence] = []
     for i, source in enumerate(LENGTHS[split]):
@@ -215,7 +215,7 @@ def test_the_notes_name_the_rows_to_which_the_bands_do_not_apply() -> None:
     assert "| far | 9.2 ± 0.2\\* |" in text
     assert "gray band differs significantly, except for rows that a note below names.\n" in text
     assert "times the typical one: wide in (0, 8] (lines exactly right)." in text
-    # A row with a single seed has no interval.
+    # A row with a single seed has no confidence interval.
     curves["single"] = [{"perplexity": [2.0], "exact": [30.0]}]
     text = to_text(["base", "near", "single"])
     assert "| single | 30.0 |" in text
@@ -249,7 +249,7 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
     assert text.count("| none |") == text.count("| clamped |") == 2
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # Two schemes have two runs each, and the third has one run. Each run has two scores.
+    # Two schemes have two runs each, and the third has one run. Each run has two scores per bucket.
     assert len(rows) == 5 * 2 * len(study.buckets)
     value = next(r["value"] for r in rows if r["row"] == "base" and r["score"] == "exact")
     assert float(value) == pytest.approx(exact[0], rel=1e-5)

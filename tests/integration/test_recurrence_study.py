@@ -63,7 +63,7 @@ def write_evaluation(evaluation: Path, decode: DecodeConfig, shift: int = 0) -> 
 
 
 def translate(correct: int) -> str:
-    """Return a translation whose first words are correct."""
+    """Return a translation in which only the first `correct` words are correct."""
     words = REFERENCE.split()
     return " ".join([*words[:correct], *("?" for _ in words[correct:])])
 
@@ -116,7 +116,7 @@ def test_evaluations_with_another_search_do_not_change_the_tables(tmp_path: Path
     greedy = run.path / "evaluations" / "test-step30-average1-beam1-alpha0.6"
     write_evaluation(greedy, replace(run.config.decode, beam_size=1), shift=1)
     assert read_rows(sweep) == before
-    # The table of a single seed contains no deviations.
+    # A table for a single seed contains no standard deviations.
     table = to_markdown(before, 25, "")
     assert "±" not in table
     assert "- One random seed per row (0), so the table cannot rank models" in table

@@ -36,7 +36,7 @@ def test_differences_are_counted_by_the_score_of_the_same_formula(tmp_path: Path
     lines = sample_lines(run, 5)
     ours = dict(zip(lines, find_translations(run, lines, beam_size=2, alpha=0.5), strict=True))
     length = len(ours[lines[2]].tokens) + 1
-    # Three tokens and the end token have a length penalty of 4^0.5 = 2.
+    # Three tokens and the end-of-sentence token have a length penalty of 4^0.5 = 2.
     better, worse, tied = ["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]
     scores = {
         tuple(better): 2 * -9.0 / len(ours[lines[1]].tokens) ** 0.5,

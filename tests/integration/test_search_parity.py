@@ -22,7 +22,7 @@ from transformer_jax.interop.verify import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Recommended")
 
-# Use Marian's epsilon so that both programs compute the same function.
+# Use Marian's layer-normalization epsilon, so that both programs compute the same function.
 TRAINED = SMALL.change(
     model={"layer_norm_epsilon": 1e-5},
     train={"steps": 200, "warmup_steps": 50, "checkpoint_every": 200, "bleu_every": 300},
@@ -70,7 +70,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     system: System
     if program == "ctranslate2":
         export_ctranslate2(run, tmp_path / "ctranslate2")
-        # If the export excludes padding from predictions, our model must exclude it, too.
+        # If the export never predicts padding, our model must not predict it, either.
         run, system = without_padding(run), CTranslate2System(tmp_path / "ctranslate2")
     else:
         system = MarianSystem(model.folder)

@@ -50,7 +50,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Differences from training on one device in float64, by dropout rate and sharding.
+    """Float64 differences from training on one device, keyed by dropout rate and sharding.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
@@ -103,7 +103,7 @@ MODEL = build_transformer(SMALL.model, 20)
 
 
 class JittedStep(TrainStep):
-    """A step whose functions JAX traces only once for each shape."""
+    """A training step whose functions JAX traces only once for each shape."""
 
     compute_gradients = jax.jit(TrainStep.compute_gradients, static_argnums=0)
     apply_gradients = jax.jit(TrainStep.apply_gradients, static_argnums=0)
@@ -271,7 +271,7 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
     one_device = train_on(1, tmp_path / "one", steps=10)
     path = tmp_path / "several"
     train_on(8, path, parallelism="pmap", steps=3)
-    # The number of rows is a multiple of eight, but not of three.
+    # The number of rows per batch is a multiple of eight, but not of three.
     train_on(3, path, parallelism="fsdp", steps=5)
     with pytest.raises(subprocess.CalledProcessError) as caught:
         train_on(2, path, killed_at=9, parallelism="data", steps=10)

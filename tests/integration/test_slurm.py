@@ -401,7 +401,7 @@ def test_on_a_cluster_a_failure_affects_one_run_and_ended_runs_resume(tmp_path: 
         return {name: read_status(run).status for name, run in runs.items()}
 
     def end(name: str, *command: str) -> None:
-        """Wait for a checkpoint, run `scontrol`, and check that the run saves and stops."""
+        """Wait for a checkpoint, run `scontrol`, and check that the run is saved and stops."""
         wait_until(lambda: any((runs[name].path / "checkpoints").glob("[0-9]*")))
         subprocess.run(["scontrol", *command], check=True)
         wait_until(lambda: states()[name] in ("submitted", "stopped"))

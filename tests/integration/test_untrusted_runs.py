@@ -31,7 +31,7 @@ PACKAGE = Path(transformer_jax.__file__).parent
 
 @pytest.fixture
 def copy(whole_run: Path, tmp_path: Path) -> Path:
-    """The path to a copy of the run that tests may modify."""
+    """The path to a copy of `whole_run` that tests may modify."""
     subprocess.run(["cp", "-r", str(whole_run), str(tmp_path / "copy")], check=True)
     return tmp_path / "copy"
 
@@ -83,7 +83,7 @@ def change_config(section: str, **fields: Any) -> Callable[[Path], None]:
 
 
 def link(name: str, to: str) -> Callable[[Path], None]:
-    """Return a function that replaces a file with a link."""
+    """Return a function that replaces a file with a symbolic link."""
 
     def change(path: Path) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +177,7 @@ def test_no_vocabulary_crashes_the_process(tries: int) -> None:
         for _ in range(rng.choice([1, 1, 5, 50])):
             model[rng.randrange(len(model))] = rng.randrange(256)
         if number % 4 == 0:
-            # Append a SentencePiece entry that claims a huge length, possibly past the end of the
-            # file.
+            # Append a SentencePiece entry whose stated length extends far past the end of the file.
             model += b"\x0a\xff\xff\xff\x0f" + bytes(rng.choice([0, 10_000]))
         message = rejection_of(bytes(model))
         rejected += bool(message)

@@ -96,7 +96,8 @@ def test_ctrl_c_during_an_import_does_not_raise_an_exception_in_it(tmp_path: Pat
         "except KeyboardInterrupt:\n    os.abort()\n"
     )
     (tmp_path / "library.py").write_text(library)
-    # A shell starts background processes with Ctrl-C disabled, and they pass this on.
+    # A shell starts background processes with SIGINT ignored, and their child processes inherit
+    # this setting.
     code = (
         "import signal\n"
         "from transformer_jax.console import run_and_report\n"

@@ -28,7 +28,7 @@ def caused_by(error: BaseException, cause: BaseException) -> BaseException:
         (caused_by(StorageError("8"), TimeoutError("Timeout waiting at barrier 'save'.")), True),
         (caused_by(StorageError("8"), TimeoutError(110, "timed out", "runs/barrier")), False),
         (ValueError("a bug"), False),
-        # A path may contain any word.
+        # A path may contain a word that also occurs in communication errors, such as "barrier".
         (UsageError("runs/barrier already exists"), False),
         (StorageError("runs/NCCL is not writable"), False),
         (caused_by(StorageError("x"), OSError(28, "No space left", "runs/heartbeat")), False),

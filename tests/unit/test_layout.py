@@ -1,4 +1,4 @@
-"""Test that each file in this folder is at the path of the module that it tests."""
+"""Test that the path of each unit test mirrors the path of the module that it tests."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ OTHERS = {
 
 
 def has_counterpart(path: Path) -> bool:
-    """Return whether a test file, relative to `UNIT`, is at the path of what it tests."""
+    """Return whether a test's path, relative to `UNIT`, mirrors that of a module or config."""
     folder, name = path.parent, path.stem.removeprefix("test_")
-    # A file's name omits the underscore that begins the name of a private module.
+    # A test file's name omits the leading underscore of a private module.
     names = (f"{name}.py", f"_{name}.py", f"{name}/__init__.py")
     package = ROOT / "transformer_jax" / folder
     return any((package / x).is_file() for x in names) or (

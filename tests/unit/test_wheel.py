@@ -32,7 +32,7 @@ def git_files(*options: str) -> set[str]:
 
 @pytest.fixture
 def wheel_files() -> set[str]:
-    """The files in the wheel. Hatchling omits ignored files, even if they are tracked."""
+    """The files in the wheel. Hatchling omits files that Git ignores, even if they are tracked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     # Other keys, such as `exclude`, would change which files the wheel contains.
@@ -40,7 +40,7 @@ def wheel_files() -> set[str]:
     assert set(project["tool"]["hatch"]["build"]) == {"targets"}
     kept = git_files("--cached", "--others", "--exclude-standard")
     kept -= git_files("--cached", "--ignored", "--exclude-standard")
-    # pyproject.toml maps a source folder to its folder in the wheel.
+    # pyproject.toml maps each source folder to a folder in the wheel.
     folders = {name: name for name in wheel["packages"]} | wheel["force-include"]
     return {
         f"{target}/{Path(file).relative_to(source)}"

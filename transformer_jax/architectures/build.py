@@ -1,8 +1,8 @@
 """Build a model for any `model.architecture`, and decode with it.
 
 Only this file maps architecture names to functions.
-Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length
-of a translation, N vocab_size.
+Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum
+translation length, N vocab_size.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ DecodingState = decoding.DecodingState | incremental.DecodingState
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture's implementations of the functions below."""
+    """The functions that build, run, and inspect the models of one architecture."""
 
     build: Callable[..., EncoderDecoder]
     init_decoding: Callable[..., DecodingState]
@@ -61,7 +61,7 @@ def build_model(
 
 
 def count_parameters(config: Config) -> dict[str, int]:
-    """Return `parameter_counts` of a model that has the config's vocabulary sizes."""
+    """Return the model's `parameter_counts` for the vocabulary sizes in the config."""
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     return inspect.parameter_counts(model)
 
@@ -89,7 +89,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `decode` would return at `position`, and the new state.
 
-    With `model` and `params` bound, this is a step function for `inference.search`.
+    With `model` and `params` bound, this function is a step function for `inference.search`.
     """
     step = ARCHITECTURES[model.config.architecture].decode_step
     return step(model, params, tokens, position, ancestors, state)
@@ -100,7 +100,7 @@ def attention_weights(
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
     """Return the attention weights of a forward pass, stacked over layers and keyed by kind.
 
-    The kinds match those in `model.inspect.attention_weights`, but an architecture may have only
+    The kinds match those in `model.inspect.attention_weights`, but an architecture might have only
     some of them.
     """
     return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

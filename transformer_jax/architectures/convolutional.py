@@ -2,7 +2,7 @@
 
 Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
 to preserve their variance (sections 3.2 and 3.4). Unlike ConvS2S, this model uses no weight
-normalization or gradient scaling, and it initializes its weights with the Glorot uniform method.
+normalization or gradient scaling, and it uses Glorot uniform initialization.
 The config determines the attention score and the positional encodings.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
@@ -41,8 +41,8 @@ def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array
 class GatedConvolution(nn.Module):
     """A convolution followed by a gated linear unit.
 
-    The convolution has 2 * D output channels, which are split into A and B. The unit returns
-    A * sigmoid(B).
+    The convolution has 2 * D output channels, which are split into A and B. The gated linear unit
+    returns A * sigmoid(B).
     """
 
     config: ModelConfig
@@ -51,7 +51,7 @@ class GatedConvolution(nn.Module):
     def __call__(self, windows: Float[Array, "B T W D"]) -> Float[Array, "B T D"]:
         """Return A * sigmoid(B) at each position."""
         c = self.config
-        # A convolution applies a linear layer to each window.
+        # A convolution applies the same linear layer to each window.
         y = Dense((2 * c.d_model,), c.dtype, num_input_axes=2, name="convolution")(windows)
         return jnp.asarray(nn.glu(y))
 
@@ -65,7 +65,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool = False
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output. The convolution reads padding (`mask` is False) as zeros."""
+        """Return the layer's output. The convolution treats padding (`mask` is False) as zeros."""
         width = self.config.conv_kernel_width
         real = jnp.where(mask[:, 0, 0, :, None], x, 0)
         real = Dropout(self.config.dropout)(real, train=train)
@@ -75,7 +75,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A gated convolution over earlier positions, then attention to the source."""
+    """A gated convolution over current and earlier positions, then attention to the source."""
 
     config: ModelConfig
 
@@ -96,15 +96,15 @@ class DecoderLayer(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Return the layer's output. `past` contains x at this and earlier positions.
+        """Return the layer's output. `past` contains x at the current and earlier positions.
 
-        The query also contains the embedded token, so that attention can depend on the previous
-        word.
+        The query includes the embedding of the input token, so that attention can depend on the
+        previous word.
         """
         h = self.gated(past)
         query = (self.query(h) + embedded) * HALF_VARIANCE
         context = self.attention(query, source, train=train)
-        # The mean of m vectors has 1/m of their variance, so scale it by sqrt(m).
+        # Averaging m vectors divides the variance by m, so multiply the context by sqrt(m).
         num_real = jnp.sum(source.mask, axis=-1).astype(context.dtype)
         attended = self.output(context * jnp.sqrt(num_real))
         return (x + (h + attended) * HALF_VARIANCE) * HALF_VARIANCE
@@ -116,7 +116,7 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S D"]
     """The outputs of the last layer."""
     values: Float[Array, "B S D"]
-    """The outputs of the last layer plus the embeddings. The embeddings identify the tokens."""
+    """The outputs of the last layer plus the embeddings, which identify the tokens."""
 
 
 class ConvolutionalModel(IncrementalModel):
@@ -135,7 +135,7 @@ class ConvolutionalModel(IncrementalModel):
         self.dropout = Dropout(c.dropout)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Memory:
-        """Return the keys and values for attention, one of each per source position."""
+        """Return the keys and values for attention: one key and one value per source position."""
         embedded, mask = self.source_embedding.embed(source), source_mask(source)
         x = embedded = self.source_positions(embedded, jnp.arange(source.shape[1]), train=train)
         for layer in self.encoder:
@@ -180,7 +180,7 @@ class ConvolutionalModel(IncrementalModel):
         carry: tuple[Float[Array, "B J _ D"], ...],
         source: tuple[Source, ...],
     ) -> tuple[Float[Array, "B J N"], tuple[Float[Array, "B J _ D"], ...]]:
-        """Read one token per hypothesis, given the last W - 1 inputs of each layer."""
+        """Read one token per hypothesis, given each layer's previous W - 1 inputs."""
         # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
         embedded = self.embedding.embed(tokens.reshape(-1, 1))
         embedded = self.target_positions(embedded, position[None]).reshape(*tokens.shape, -1)
@@ -192,6 +192,6 @@ class ConvolutionalModel(IncrementalModel):
         return self.output_embedding.logits(x), tuple(inputs)
 
     def cross_weights(self, intermediates: Intermediates) -> Float[Array, "layers B 1 T S"]:
-        """Stack the weights of all decoder layers."""
+        """Stack the attention weights of all decoder layers."""
         layers = [intermediates[f"decoder_{i}"] for i in range(self.config.num_layers)]
         return jnp.stack([layer["attention"]["weights"][0] for layer in layers])

@@ -1,10 +1,10 @@
-"""Cached decoding for models whose memory of earlier tokens has a fixed size.
+"""Cached decoding for models whose decoder state has a fixed size.
 
 A search keeps J hypotheses per sentence in J beam slots. When a hypothesis moves to another slot,
-its carry moves too, whereas keys and values stay in the slot that computed them.
+its carry moves too, whereas a Transformer's keys and values stay in the slot that computed them.
 
-Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum length
-of a translation, N vocab_size.
+Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum
+translation length, N vocab_size.
 """
 
 from typing import NamedTuple
@@ -22,13 +22,13 @@ from transformer_jax.model.encoder_decoder import (
 )
 
 Carry = PyTree[Shaped[Array, "B J ..."]]
-"""What a decoder remembers about the tokens so far, with one row per hypothesis."""
+"""The decoder's state after the tokens so far, with one row per hypothesis."""
 PreparedSource = PyTree[Shaped[Array, "B ..."]]
-"""The source data that every target position reads, which all hypotheses of a sentence share."""
+"""The source data that every target position reads. All hypotheses of a sentence share it."""
 
 
 class IncrementalModel(EncoderDecoder):
-    """An encoder-decoder whose memory of earlier tokens has a fixed size."""
+    """An encoder-decoder whose decoder state has a fixed size."""
 
     def prepare(self, memory: EncoderOutput, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
         """Precompute the source data that every target position reads."""
@@ -87,7 +87,7 @@ def decode_step(
 
     The arguments are the same as for `model.decoding.decode_step`.
     """
-    # A hypothesis may have moved to another slot since the model read its previous token, but its
+    # A hypothesis might have moved to another slot since the model read its previous token, but its
     # carry is still in the old slot. Before the first token, all carries are equal.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 

@@ -1,7 +1,7 @@
 """The layer types of Table 1, as modules that map a sequence to a sequence of the same shape.
 
-The package's models use these layers with residual connections and normalization. `LAYERS` maps the
-names in Table 1 to modules.
+The modules do not include residual connections or normalization. `LAYERS` maps the names in Table 1
+to modules.
 Shapes: B batch, T positions (n in Table 1), D d_model (d in Table 1).
 """
 
@@ -96,4 +96,4 @@ LAYERS: Mapping[str, type[nn.Module]] = {
     "Separable Convolutional": SeparableConvolution,
     "Self-Attention (restricted)": RestrictedSelfAttention,
 }
-"""The layer types. To construct a layer, pass `d_model`."""
+"""The modules, keyed by layer type. To construct a layer, pass `d_model`."""

@@ -2,9 +2,9 @@
 
 The decoder follows Luong et al. (2015): the cells read a token, their output attends to the source,
 and the context and the output form the attentional vector, tanh(W [context; output]). The model in
-Bahdanau et al. (2015) attends before its cells read the token and does not use this vector. Without
-attention, the encoder's last states are all that the decoder knows about the source (Sutskever et
-al. 2014).
+Bahdanau et al. (2015) attends before its cells read the token and has no attentional vector.
+Without attention, the encoder's last states are the decoder's only information about the source
+(Sutskever et al. 2014).
 
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, D d_model, N
 vocab_size.
@@ -27,7 +27,7 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.special_tokens import PAD
 
 CellState = Array | tuple[Array, Array]
-"""The state of one layer: an array of shape [..., D] for a GRU, or a pair of them for an LSTM."""
+"""The state of one layer: an array [..., D] for a GRU, or a pair of such arrays for an LSTM."""
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     "lstm": nn.OptimizedLSTMCell,
@@ -41,14 +41,14 @@ class Memory(NamedTuple):
     vectors: Float[Array, "B S D"]
     """The outputs of the last layer, forward and backward."""
     states: tuple[CellState, ...]
-    """For each layer, the last states of both directions, concatenated to width D."""
+    """Each layer's last states from both directions, concatenated to width D."""
 
 
 class DecoderState(NamedTuple):
-    """What the decoder remembers about each hypothesis: arrays of shape [B, J, ...]."""
+    """The decoder's state for each hypothesis: arrays of shape [B, J, ...]."""
 
     cells: tuple[CellState, ...]
-    """Each layer's state."""
+    """The recurrent state of each layer."""
     output: Float[Array, "B J D"]
     """The previous output, for input feeding."""
 
@@ -74,13 +74,13 @@ class DecoderCell(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def prepare(self, _memory: Memory, _mask: Bool[Array, "B 1 1 S"], /) -> PreparedSource:
-        """Return nothing, because this decoder reads the source only through its initial states."""
+        """Return (), because this decoder reads the source only through its initial states."""
         return ()
 
     def read(
         self, states: tuple[CellState, ...], x: Float[Array, "B J _"], *, train: bool
     ) -> tuple[tuple[CellState, ...], Float[Array, "B J D"]]:
-        """Apply all layers to a token's vector. Dropout applies to each layer's input."""
+        """Apply all layers to a token's vector, with dropout on each layer's input."""
         new_states: list[CellState] = []
         for cell, state in zip(self.cells, states, strict=True):
             new_state, x = cell(state, self.dropout(x, train=train))
@@ -191,7 +191,7 @@ class RecurrentModel(IncrementalModel):
         return self.decoder.prepare(memory, memory_mask)
 
     def initial_carry(self, memory: Memory, num_hypotheses: int) -> DecoderState:
-        """Return the encoder's last states and an output of zeros."""
+        """Return the initial decoder state: the encoder's last states and an output of zeros."""
         cells = jax.tree.map(
             lambda x: jnp.repeat(x[:, None], num_hypotheses, axis=1), memory.states
         )
@@ -210,7 +210,7 @@ class RecurrentModel(IncrementalModel):
         return self.to_logits(output, train=False), carry
 
     def cross_weights(self, intermediates: Intermediates) -> Float[Array, "1 B 1 T S"]:
-        """Return the weights of the only attention sub-layer, which all decoder layers share."""
+        """Return the weights of the only attention sub-layer, which follows all decoder layers."""
         # The scan stacks one array [B, 1, 1, S] for each target position.
         weights = intermediates["decoder"]["attention"]["weights"][0]
         return jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]

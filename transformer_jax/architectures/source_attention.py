@@ -27,11 +27,11 @@ class Source(NamedTuple):
 
 
 class SourceAttention(nn.Module):
-    """An average of the source's vectors, weighted according to `model.attention_score`.
+    """A module that averages the source vectors, weighted according to `model.attention_score`.
 
     The additive score is v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2). The other
-    scores compare the vectors themselves (Luong et al. 2015, section 3.1). The weights are recorded
-    in Flax's "intermediates" collection.
+    scores compare the unprojected vectors (Luong et al. 2015, section 3.1). The weights are
+    recorded in Flax's "intermediates" collection.
     """
 
     config: ModelConfig
@@ -56,7 +56,7 @@ class SourceAttention(nn.Module):
         values: Float[Array, "B S D"],
         mask: Bool[Array, "B 1 1 S"],
     ) -> Source:
-        """Project the keys once for all queries."""
+        """Project the keys once, for all queries."""
         return Source(self.key(keys)[:, :, None], values[:, :, None], mask)
 
     def __call__(

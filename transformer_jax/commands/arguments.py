@@ -35,8 +35,8 @@ DESCRIPTIONS: Mapping[object, str] = {
     Path: "a path",
     types.NoneType: "None",
 }
-# The types that an option's value can have: one type, or all members of a union. A flag has no
-# value.
+# The types that an option's value can have: one type, or all members of a union. The tuple is empty
+# for a flag, which has no value.
 Alternatives = tuple[TypeForm, ...]
 
 
@@ -45,9 +45,9 @@ class Words(NamedTuple):
 
     positional: list[str]
     own: list[str]
-    """The positional arguments, then the options not in `of_config`, each with its values."""
+    """The positional arguments, then the options that are not in `of_config`, with their values."""
     of_config: list[str]
-    """The options that change config fields, each with its values."""
+    """The options that change config fields, with their values."""
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
@@ -123,7 +123,7 @@ def _alternatives(form: TypeForm) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of command-line arguments that an option of these types takes."""
+    """Return the maximum number of words that the value of an option with these types can have."""
     tuples = [typing.get_args(form) for form in alternatives if typing.get_origin(form) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -131,9 +131,9 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option closest to `name`.
+    """Return a suggestion for the option most similar to `name`, or "" if no option is similar.
 
-    Prefer an option that is `name` with a section before it or with `-from` after it.
+    Prefer an option that consists of `name` and a section prefix or the suffix `-from`.
     """
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)

@@ -1,7 +1,7 @@
 """Base classes for commands. A command is a frozen dataclass with a `run` method.
 
-Its fields are the arguments, and their docstrings are the `--help` text. Modules that need JAX are
-imported inside `run`, so that help and error messages appear immediately.
+A command's fields are its arguments, and the fields' docstrings are the `--help` text. Modules that
+need JAX are imported inside `run`, so that help and error messages appear immediately.
 """
 
 import abc
@@ -34,10 +34,12 @@ class ConfigCommand(abc.ABC):
     """Take the data section from this config. Each row of a sweep keeps its own
     changes to the section."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the train section from this config in the same way. The ratio of
-    each row's steps to the first row's steps stays the same."""
+    """Take the train section from this config, as --data-from does for the data
+    section. The ratio of each row's steps to the first row's steps stays the
+    same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the decode section from this config in the same way."""
+    """Take the decode section from this config, as --data-from does for the data
+    section."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
     arguments: Suppress[tuple[str, ...]] = ()
     """The command line, starting with the command's name."""
@@ -48,7 +50,7 @@ class ConfigCommand(abc.ABC):
     def load_rows(self) -> dict[str, Row]:
         """Return the rows, keyed by name. The name of a single experiment is "".
 
-        The options for config fields are not applied yet.
+        This method does not apply the options for config fields.
         """
 
     @abc.abstractmethod
@@ -56,10 +58,10 @@ class ConfigCommand(abc.ABC):
         """Run the command on the rows that `load_rows` returned, with all options applied."""
 
     def with_sections(self, rows: Mapping[str, Row], spec: str = "") -> dict[str, Row]:
-        """Apply `--data-from` and similar options to the rows, and return the resulting rows.
+        """Return the rows with `--data-from`, `--train-from`, and `--decode-from` applied.
 
-        Each row keeps its changes to the first row. If the rows are a single row FILE:ROW, `spec`
-        must be FILE:ROW, because the row's changes are relative to the first row in FILE.
+        Each row keeps its differences from the first row. If the only row is FILE:ROW, `spec` must
+        be FILE:ROW, because the row's differences are relative to the first row in FILE.
         """
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(name) for key, name in specs.items() if name}
@@ -93,7 +95,7 @@ class PathCommand(abc.ABC):
         """Run the command."""
 
     def select_given(self, *names: str) -> dict[str, Any]:
-        """Return the values of the named options that differ from their defaults."""
+        """Return the value of each named option that differs from its default."""
         values = {name: getattr(self, name) for name in names}
         return {name: x for name, x in values.items() if x != getattr(type(self), name)}
 

@@ -1,4 +1,4 @@
-"""The `compile` command, which checks whether a config fits devices that this machine lacks."""
+"""The `compile` command, which checks whether a model fits on devices that this machine lacks."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Compile(FileCommand):
     """Compile the training step for TPUs or GPUs that this machine does not have.
 
     The command prints the collectives in a step and the memory that each device needs. It does not
-    predict how long a step takes. The exit code is 71 if the step does not fit.
+    predict how long a step takes. The exit code is 71 if the step does not fit in memory.
     """
 
     target: Annotated[tuple[str, ...], arg(metavar="TARGET...")] = ()
@@ -38,11 +38,11 @@ class Compile(FileCommand):
     largest: FlagCreatePairsOff[bool] = False
     """Compile only the batch shape that needs the most memory."""
     fit: FlagCreatePairsOff[bool] = False
-    """Find the largest data.batch_tokens that fits, to within 5%."""
+    """Find the largest data.batch_tokens that fits in memory, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
-    """Prepare the config's text, and compile the step for the shapes of its
-    batches. By default, compile it for full batches of width 16, 32, ..., and
-    data.max_length."""
+    """Prepare the config's text, and compile the step for the resulting batch
+    shapes. By default, compile the step for full batches of width 16, 32, ...,
+    and data.max_length."""
     json: FlagCreatePairsOff[bool] = False
     """Print the results as JSON."""
 
@@ -78,7 +78,7 @@ class Compile(FileCommand):
             raise OutOfMemoryError(*parts)
 
     def _checks(self, config: Config, targets: list[Target]) -> Iterator["Check"]:
-        """Compile for each target and each kind of parallelism."""
+        """Compile the training step for each target and each kind of parallelism."""
         from transformer_jax.compilation.check import check_shapes, find_batch
         from transformer_jax.compilation.programs import check_attention
         from transformer_jax.compilation.shapes import assume_shapes, prepare_shapes
@@ -101,7 +101,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print a target's programs. If all of them fit in memory, also print the highest peak."""
+    """Print the programs for a target. If they all fit, also print the highest peak memory."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""
@@ -140,7 +140,7 @@ def print_program(program: "StepProgram") -> None:
 
 
 def describe_failure(name: str, check: "Check") -> list[str | Setting]:
-    """Return the parts of an error message: what does not fit, and which settings help."""
+    """Return the parts of an error message: what does not fit in memory and which settings help."""
     place = f"{check.target} ({check.parallelism})"
     if not check.programs:
         return [f"{name} does not fit {place} with any data.batch_tokens"]

@@ -30,7 +30,7 @@ class Params(FileCommand):
         return self.with_sections(loading.load_rows(self.file), self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Print the counts of a model's modules, or the total of each row of a sweep."""
+        """Print the parameter count of each module, or the total for each row of a sweep."""
         from transformer_jax.architectures.build import count_parameters
 
         counts = {name: count_parameters(row.config) for name, row in rows.items()}

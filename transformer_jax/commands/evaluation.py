@@ -44,21 +44,22 @@ class Evaluate(RunCommand):
     split: Literal["test", "dev"] | None = None
     """The split to translate. Default: test, or dev with --grid."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
-    """Translate this source file and score it against this target file. Both
-    files are plain or gzip-compressed text with one sentence per line."""
+    """Translate this source file, and score the translations against this target
+    file. Both files are plain or gzip-compressed text with one sentence per
+    line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
     """Compare with the run in this folder, using a paired bootstrap. The options
     apply to both runs. For all other settings, each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
-    """Print the scores as a JSON object, or as a list of objects with --grid."""
+    """Print the scores as a JSON object or, with --grid, as a list of JSON objects."""
     by_length: FlagCreatePairsOff[bool] = False
     """Also print the scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False
-    """Score every combination of the next three options on the development
-    set. The command reuses stored evaluations, so you can resume an
-    interrupted grid."""
+    """Score every combination of --beam-sizes, --alphas, and --averages on the
+    development set. The command reuses stored evaluations, so you can resume an
+    interrupted grid search."""
     beam_sizes: tuple[int, ...] = ()
     """With --grid: the beam sizes to try. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()
@@ -70,7 +71,7 @@ class Evaluate(RunCommand):
     def run(self) -> None:
         """Score the run's translations, print the scores, and store them in the run's folder."""
         if self.baseline is not None:
-            # Report a wrong path before importing JAX.
+            # Open the baseline before importing JAX, so that a wrong path is reported immediately.
             RunFolder.open(self.baseline)
         if self.on is not None and self.split is not None:
             raise UsageError("--on and --split are mutually exclusive: pass only one of them")
@@ -132,7 +133,7 @@ class Evaluate(RunCommand):
             return evaluation, evaluate(baseline, text, changes, progress=progress)
 
     def _check_grid_options(self) -> None:
-        """Reject a grid's options without `--grid`, and options for a single search with it."""
+        """Reject grid options without `--grid`, and single-search options with `--grid`."""
         for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
             option = f"--{name.replace('_', '-')}"
             if not self.grid:
@@ -140,7 +141,7 @@ class Evaluate(RunCommand):
             raise UsageError(f"--grid does not combine with {option}; it takes --step and --split")
 
     def _run_grid(self) -> None:
-        """Evaluate all combinations of settings, and print them."""
+        """Evaluate all combinations of settings, and print the scores."""
         folder = RunFolder.open(Path(self.run_folder))
         from transformer_jax.inference.grid import Grid, evaluate_grid
 
@@ -154,7 +155,7 @@ class Evaluate(RunCommand):
         best = print_grid(results)
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
-        # `repr` does not round, so the command runs the same search. Because the command includes
-        # the step, it uses the same checkpoints even after training continues.
+        # `repr` does not round, so the printed command runs the same search. Because that command
+        # includes the step, it uses the same checkpoints even after training continues.
         options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
         stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

@@ -16,7 +16,7 @@ from transformer_jax.runs.run_folder import RunFolder, check_available
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
 
-# How many lines `translate` processes before it prints their translations.
+# The number of lines that `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
 
 
@@ -29,7 +29,8 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     from transformer_jax.inference.trained_run import load
 
     if run.package is None:
-        # If there are too few checkpoints, a command fails, whereas `load` only warns.
+        # Pass an explicit number, so that `load` raises an error if there are too few checkpoints.
+        # By default, `load` only warns.
         average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
     return load(run.path, average_checkpoints=average_checkpoints, step=step)
 
@@ -45,7 +46,7 @@ class CheckpointCommand(PathCommand):
     use only the latest checkpoint. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last averaged checkpoint. Default: the latest."""
+    """The step of the checkpoint, or of the last checkpoint to average. Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load the command's run, or the run at `path`, from the selected checkpoints."""
@@ -53,7 +54,7 @@ class CheckpointCommand(PathCommand):
 
     @property
     def checkpoint_options(self) -> str:
-        """The options that select checkpoints, as text for a shell command."""
+        """The options that select checkpoints, as part of a shell command."""
         given = self.select_given("average_checkpoints", "step").items()
         return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given)
 
@@ -70,9 +71,9 @@ class RunCommand(CheckpointCommand):
     decode.length_penalty_alpha."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
-    paper's code, a hypothesis can finish if its end token is among the 2 x
-    beam_size most likely continuations. With `any`, every hypothesis can
-    finish. Default: the run's decode.beam_end."""
+    paper's code, a hypothesis can finish if its end-of-sentence token is among
+    the 2 x beam_size most likely continuations. With `any`, every hypothesis
+    can finish. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, int | float | str]:
@@ -93,10 +94,10 @@ class Translate(RunCommand):
     """Print the N best translations of each line. Each line of output contains
     the number of the input line, a score, and a translation, separated by tabs.
     If the search finishes fewer than N translations, the command prints only
-    those. Every line has at least one translation, and a blank line has one
-    empty translation."""
+    the finished ones. Every input line has at least one translation, and a
+    blank line has one empty translation."""
     truncate: FlagCreatePairsOff[bool] = False
-    """Truncate a line that is too long instead of raising an error."""
+    """Truncate lines that are too long instead of reporting an error."""
 
     def run(self) -> None:
         """Check all lines of standard input, and print their translations."""
@@ -136,7 +137,7 @@ class Package(CheckpointCommand):
     """
 
     out: Path | None = None
-    """The new folder. Default: the run's name followed by -package."""
+    """The folder to create. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The data type of the stored parameters. `bfloat16` halves their size and
     rounds them to two or three significant digits. Computations use float32."""
@@ -146,11 +147,11 @@ class Package(CheckpointCommand):
     """The source and target languages that the model card states, such as
     `en de`. Default: the languages in the config or in the file names."""
     data_note: str | None = None
-    """Text about the data for the model card, in Markdown, such as the source
-    and the license of the training text."""
+    """A note about the data for the model card, in Markdown, such as the source
+    and license of the training text."""
 
     def run(self) -> None:
-        """Write the package, and print which information its model card lacks."""
+        """Write the package, and print a note about any information that the model card lacks."""
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
         # Check the path before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export(CheckpointCommand):
-    """Write a trained model to a folder that another program can open.
+    """Write a trained model to a folder that another program can load.
 
     The folder contains the parameters, the config, and the vocabulary.
     """
 
     format: Format = "ctranslate2"
     """The format. `ctranslate2` is for serving with CTranslate2. `marian` is
-    for MarianMTModel in Hugging Face's transformers. `safetensors` is for other
-    libraries and for the import command. It stores the parameters under flat
-    names."""
+    for MarianMTModel in Hugging Face Transformers. `safetensors`, which stores
+    the parameters under flat names, is for other libraries and for the import
+    command."""
     out: Path | None = None
-    """The new folder. Default: the run's name, followed by the format."""
+    """The folder to create. Default: NAME-FORMAT, where NAME is the run's name."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
     """With `ctranslate2`: the data type of the stored parameters. `int8`
     applies only to matrices."""
     verify: bool = True
-    """Load the model from the folder and compare it with the run's model. For
+    """Load the exported model and compare it with the run's model. For
     `safetensors`, compare the parameters; otherwise, compare the translations
-    and scores of twenty sentences. The command fails if those of a float32
-    model differ by more than rounding can explain."""
+    and scores of twenty sentences. The command fails if the results of a
+    float32 model differ by more than rounding can explain."""
 
     def run(self) -> None:
         """Write the exported model, and print how it compares with the run's model."""
@@ -121,11 +121,11 @@ class Export(CheckpointCommand):
 
 @dataclass(frozen=True)
 class Import(PathCommand):
-    """Create a run from a model in safetensors or Hugging Face's Marian format.
+    """Create a run from a model in safetensors format or Hugging Face's Marian format.
 
     The command reads folders that the export command wrote, and other Marian
-    folders whose models this package can represent. You can load the run,
-    evaluate it, and use it with `train --init-from`, but you cannot resume it.
+    models that this package can represent. You can load the new run, evaluate
+    it, and use it with `train --init-from`, but you cannot resume it.
     """
 
     source: Positional[Annotated[Path, arg(metavar="SOURCE", help_behavior_hint="(required)")]]
@@ -137,7 +137,7 @@ class Import(PathCommand):
 
     def run(self) -> None:
         """Read the exported model, and write the new run."""
-        # These files describe the model, in safetensors and in Marian format.
+        # The file run.json describes a safetensors model, and config.json describes a Marian model.
         if not any((self.source / name).exists() for name in ("run.json", "config.json")):
             raise UsageError(
                 f"{self.source} is not an exported model: it has no run.json and no config.json"

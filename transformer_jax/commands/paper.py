@@ -30,11 +30,11 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 class Paper(PathCommand):
     """List each table, figure, and equation in the paper with the command that reproduces it.
 
-    table1: measure the layer types of Table 1.
+    table1: measure the layer types in Table 1.
 
     table2: compare the training cost of the models in Table 2.
 
-    figure1, figure2: draw these figures.
+    figure1, figure2: draw Figure 1 or Figure 2.
 
     For any other item, such as equation3 or section5.4, print its commands.
     """
@@ -51,13 +51,13 @@ class Paper(PathCommand):
     """For table1: a new folder for table.md and table.json. For figures: the
     file to create, whose name ends in .svg or .png."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """For table2: estimate the time and disk space on this machine."""
+    """For table2: estimate the training time and disk space on this machine."""
 
     markdown: FlagCreatePairsOff[bool] = False
     """Print the index as Markdown, as on the website."""
 
     def run(self) -> None:
-        """Print the index or an entry, or compute a table or figure.
+        """Print the index or one of its entries, or reproduce a table or figure.
 
         Raises:
             UsageError: the item does not exist, or an option does not apply to it.

@@ -29,22 +29,22 @@ class Attention(RunCommand):
     views (.html), or a figure (.svg or .png). Default: attention.html or,
     if that file exists, attention-2.html, and so on."""
     layer: int = -1
-    """The layer to show, counted from 0 as in Python; -1 is the last."""
+    """The layer to show, counted from 0 as in Python; -1 is the last layer."""
     kind: Kind = "cross"
-    """The encoder's or the decoder's self-attention, or the decoder's
-    attention to the encoder."""
+    """Which attention to show: the encoder's self-attention, the decoder's
+    self-attention, or the decoder's attention to the encoder."""
     view: View = "heads"
     """`heads` shows two columns of tokens joined by lines, as in figures 3 to 5
     of the paper. `grid` shows a heat map for each layer and head. `alignment`
-    shows one heat map of the mean over the layer's heads."""
+    shows the mean over the layer's heads as one heat map."""
     heads: tuple[int, ...] = ()
-    """The heads to show, counted from 0. `grid` always shows all. Default: all."""
+    """The heads to show, counted from 0. `grid` always shows all heads. Default: all."""
     position: int | None = None
     """Show only what the token at this position in the left column attends to.
     Positions are counted from 0. `alignment` only highlights the token, and
-    `grid` ignores it."""
+    `grid` ignores this option."""
     truncate: FlagCreatePairsOff[bool] = False
-    """Truncate a sentence that is too long instead of raising an error."""
+    """Truncate sentences that are too long instead of reporting an error."""
 
     argument_name = "a run and a source sentence"
 

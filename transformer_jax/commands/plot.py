@@ -1,4 +1,4 @@
-"""The `plot` command, which plots runs."""
+"""The `plot` command, which plots the metrics and other properties of runs."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,10 @@ class Plot(PathCommand):
     """Plot a run's curves, learning rates, positions, losses, or attention heads.
 
     curves: the metrics of one or more runs. Runs that differ only in their
-    seed form one line with a band.
+    seed share one line with a band.
 
-    schedule: the learning rate, compared with the rates for other widths and
-    warmups.
+    schedule: the learning rate, compared with the rates for other model widths
+    and warmup lengths.
 
     positions: the encoder's positional encodings. A learned table is shown
     before and after training, next to sinusoids.
@@ -92,7 +92,7 @@ class Plot(PathCommand):
                 f"--kind {self.kind} plots one run, got {len(self.folders)}; only --kind curves "
                 f"plots several"
             )
-        # Report a wrong path before importing JAX.
+        # Open the runs before importing JAX, so that a wrong path is reported immediately.
         return [RunFolder.open(Path(folder)) for folder in self.folders]
 
     def _check_options(self) -> Path:

@@ -1,4 +1,4 @@
-"""Commands that show the state and the results of an ablation: `status` and `report`."""
+"""Commands that show the status and results of a sweep: `status` and `report`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,8 @@ class Report(PathCommand):
     Runs that differ only in their seed form one row, and the report compares
     each row with the first row."""
     out: Path | None = None
-    """The folder for a report of separately trained runs. A sweep's folder contains its report."""
+    """The folder for a report on separately trained runs. The report on a sweep is
+    in the sweep's folder."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:

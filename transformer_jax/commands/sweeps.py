@@ -1,4 +1,4 @@
-"""The command that trains an ablation: `sweep`."""
+"""The `sweep` command, which trains the rows of an ablation."""
 
 import shutil
 from collections.abc import Mapping
@@ -43,12 +43,14 @@ class Sweep(ConfigCommand):
     width by 4 and the depth by 2. `tiny` divides the width by 8 and the depth
     by 2."""
     rows: tuple[str, ...] = ()
-    """Train only the first row and these rows."""
+    """Train only the first row and the rows with these names."""
     seeds: int = 3
-    """Number of random seeds per row. A single seed cannot show that rows differ."""
+    """Number of random seeds per row. A single seed is not enough to show that
+    rows differ."""
     out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, or sweeps/NAME-2 if that folder
-    contains a sweep with different configs."""
+    """The sweep's folder. Default: sweeps/NAME, where NAME is the first config's
+    name, or sweeps/NAME-2 if sweeps/NAME contains a sweep with different
+    configs."""
     launcher: Literal["local", "slurm"] = "local"
     """`local` trains on this machine's devices and waits until all runs end.
     `slurm` submits the runs to Slurm."""
@@ -67,7 +69,7 @@ class Sweep(ConfigCommand):
     """With --dry-run: print how many of these devices each row needs. Examples
     of targets are v5e:2x4 and h100:8; see the compile command."""
     retry_failed: FlagCreatePairsOff[bool] = False
-    """Retrain the runs that failed."""
+    """Also retrain the runs that failed."""
 
     def load_rows(self) -> dict[str, Row]:
         """Return the rows of all config files, with `with_sections` and `scale_rows` applied."""
@@ -87,7 +89,7 @@ class Sweep(ConfigCommand):
         if self.target is not None and not self.dry_run:
             raise UsageError("--target needs --dry-run, because it compiles but does not train")
         target = None if self.target is None else parse_target(self.target)
-        # This condition also rejects NaN.
+        # The negated comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
         is_slurm = self.launcher == "slurm"
@@ -123,7 +125,8 @@ class Sweep(ConfigCommand):
             return
         sweep.store()
         if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # If a Slurm job no longer exists, mark its run as stopped so that it can train here.
+            # If a Slurm job no longer exists, mark its run as stopped, so that this machine can
+            # train it.
             slurm.reconcile(sweep)
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
@@ -144,7 +147,7 @@ class Sweep(ConfigCommand):
             return
         slurm.check_available()
         sweep.store()
-        # Prepare the text here, because compute nodes often have no network access.
+        # Prepare the text on this machine, because compute nodes often have no network access.
         _prepare_data(sweep)
         retry, timeout = self.retry_failed, self.step_timeout
         jobs = slurm.submit(sweep, self.slurm, retry_failed=retry, step_timeout=timeout)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformer_jax.sweeps.status import RunStatus
 
 
-# A width that no table reaches.
+# A width that is larger than that of any table.
 MAX_WIDTH = 1_000_000
 
 
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_evaluation(evaluation: "Evaluation") -> None:
-    """Print a run's scores, and those of each averaged checkpoint if the evaluation has them."""
+    """Print a run's scores and, if available, the scores of each averaged checkpoint."""
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
@@ -129,10 +129,10 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
 
 
 def show_table(table: Table) -> None:
-    """Print a table with all of its text. By default, Rich shortens cells that do not fit.
+    """Print a table without truncating its text. By default, Rich truncates cells that do not fit.
 
     In a terminal, long cells wrap, but if the words and numbers do not fit side by side, the table
-    is wider than the terminal. Elsewhere, such as in a file, each row is one line.
+    is wider than the terminal. Outside a terminal, such as in a file, each row is one line.
     """
     for column in table.columns:
         column.overflow = "fold"

@@ -29,7 +29,7 @@ from transformer_jax.runs.run_folder import RunFolder, check_available
 
 @dataclass(frozen=True)
 class Prepare(FileCommand):
-    """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
+    """Prepare a config's text: learn the vocabulary, encode the text, and cache both."""
 
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text, and print the numbers of tokens, pairs, and batches."""
@@ -56,7 +56,7 @@ class Prepare(FileCommand):
 
 @dataclass(frozen=True)
 class TrainingCommand(ConfigCommand):
-    """Base class for commands that train in one or more processes, with or without supervisors."""
+    """Base class for commands that train in one or more processes, with or without a supervisor."""
 
     supervise: FlagCreatePairsOff[bool] = False
     """Train in a child process and monitor it. If the child hangs or is killed,
@@ -70,18 +70,18 @@ class TrainingCommand(ConfigCommand):
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, which all processes connect to. This option and
-    the next two are detected automatically on Slurm, Open MPI, Kubernetes, and
-    Cloud TPU."""
+    """HOST:PORT of process 0, which all processes connect to. On Slurm, Open
+    MPI, Kubernetes, and Cloud TPU, the values of --coordinator,
+    --num-processes, and --process-id are detected automatically."""
     num_processes: int | None = None
-    """Number of processes. If 1, training ignores the cluster's environment variables."""
+    """Number of processes. With 1, training ignores the cluster's environment variables."""
     process_id: int | None = None
     """Zero-based index of this process."""
 
     @property
     @abc.abstractmethod
     def path(self) -> Path:
-        """The run's folder, whether or not it exists yet."""
+        """The path to the run's folder, which may not exist yet."""
 
     def check_timeouts(self) -> None:
         """Raise a UsageError if a timeout is set without `--supervise` or is not positive."""
@@ -89,12 +89,12 @@ class TrainingCommand(ConfigCommand):
             option, seconds = f"--{name.replace('_', '-')}", getattr(self, name)
             if not self.supervise and seconds != getattr(type(self), name):
                 raise UsageError(f"{option} needs --supervise")
-            # This condition also rejects NaN.
+            # The negated comparison also rejects NaN.
             if not seconds > 0:
                 raise UsageError(f"{option} must be positive, got {seconds}")
 
     def under_supervisor(self, arguments: Sequence[str]) -> int:
-        """Run this command with the given arguments under a supervisor; return its exit code."""
+        """Run this command with the given arguments under a supervisor; return the exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
         return supervise(train_command(arguments), self.path, **timeouts)
 
@@ -118,7 +118,7 @@ class Train(FileCommand, TrainingCommand):
 
     @property
     def path(self) -> Path:
-        """The run's folder, whether or not it exists yet."""
+        """The path to the run's folder, which may not exist yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
@@ -187,7 +187,7 @@ class Reproduce(PathCommand):
     """The new run's folder. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Train up to the step of the latest checkpoint, and compare the two runs' checkpoints.
+        """Retrain up to the run's latest checkpoint, and compare both runs' checkpoints.
 
         Raises:
             DataError: the text differs from the run's text.

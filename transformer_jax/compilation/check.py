@@ -1,4 +1,4 @@
-"""Compile a config's step, check whether it fits in a target's memory, and suggest changes."""
+"""Compile a training step, check whether it fits in a target's memory, and suggest changes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +17,12 @@ from transformer_jax.json_types import JsonObject
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check for one target and one kind of parallelism."""
+    """The result of a memory check for one target and one kind of parallelism."""
 
     target: Target
     parallelism: str
     shapes: str
-    """Where the batch shapes come from, in words."""
+    """A description of where the batch shapes come from."""
     programs: tuple[StepProgram, ...]
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""
@@ -33,7 +33,7 @@ class Check:
 
     @property
     def fits(self) -> bool:
-        """Whether all programs fit."""
+        """Whether all programs fit in the target's memory."""
         return bool(self.programs) and all(program.fits for program in self.programs)
 
     @property
@@ -42,7 +42,7 @@ class Check:
         return max(self.programs, key=lambda p: (not p.fits, p.peak_bytes or 0))
 
     def to_dict(self) -> JsonObject:
-        """Return the result as plain data that JSON can represent."""
+        """Return the result as JSON-serializable data."""
         return {
             "target": str(self.target),
             "devices": self.target.num_devices,

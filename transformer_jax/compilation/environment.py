@@ -1,4 +1,7 @@
-"""Environment variables for compiling without devices. This module does not import JAX."""
+"""Environment variables for compiling without the target's devices.
+
+This module does not import JAX.
+"""
 
 import os
 
@@ -26,9 +29,10 @@ VARIABLES = {
 
 
 def configure_environment(*, for_gpus: bool) -> None:
-    """Set the variables that JAX and libtpu read when they load. Call this before importing JAX.
+    """Set the environment variables that JAX and libtpu read when they are loaded.
 
-    XLA aborts on an unknown flag, so this function sets XLA's GPU flags only if `for_gpus` is true.
+    Call this function before importing JAX. XLA aborts on an unknown flag, so this function sets
+    XLA's GPU flags only if `for_gpus` is true.
     """
     os.environ.update(VARIABLES)
     flags = os.environ.get("XLA_FLAGS", "")

@@ -36,10 +36,10 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Find the single changes that make the step fit. If there are none, combine all changes.
+    """Find each single change that makes the step fit. If there is none, combine all changes.
 
-    `program` is the program that does not fit. This function compiles the step with each suggested
-    fix before returning the fix.
+    `program` is the program that does not fit. This function compiles the step with each
+    change before suggesting the change.
     """
     candidates: list[list[tuple[Setting, ...]]] = []
     if uses(config.model, "remat") and not config.model.remat:
@@ -94,7 +94,7 @@ def count_devices(
 ) -> int | None:
     """Return how many devices (1, 2, 4, ..., or all) the step needs, or None if it never fits."""
     powers = [1 << i for i in range(len(devices).bit_length())]
-    # The number of devices need not be a power of two.
+    # The total number of devices might not be a power of two.
     for count in dict.fromkeys([*powers, len(devices)]):
         if compile_step(config, target, devices[:count], bucket).fits:
             return count
@@ -104,7 +104,7 @@ def count_devices(
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
 ) -> Cure | None:
-    """Return the first option that fits."""
+    """Return the first option that makes the step fit, or None if there is none."""
     for settings in options:
         sections: dict[str, dict[str, object]] = {}
         for setting in settings:

@@ -23,7 +23,7 @@ KINDS = {
 # On a TPU, XLA compiles a reduce-scatter to a fusion of an all-reduce and slices.
 TPU_REDUCE_SCATTER = "all-reduce-scatter"
 TPU_OVERLAPPING_FUSION = "async_collective_fusion"
-# The number of bytes per element, excluding device-specific padding and packing.
+# The number of bytes per element of each data type, excluding device-specific padding and packing.
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8}
 WIDTHS |= {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1, "c64": 8}
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -46,12 +46,12 @@ class Collectives:
     """The number of operations in a step. If a loop's number of iterations is unknown, each
     operation in the loop is counted once."""
     bytes: int
-    """The total size of the operations' results."""
+    """The total size of the operations' results, in bytes."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: a line of HLO text."""
+    """An HLO instruction: one line of HLO text."""
 
     is_root: bool
     """Whether this instruction is the root of its computation and so provides the result."""
@@ -99,7 +99,7 @@ def read_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def count_executions(computations: dict[str, list[Instruction]], entry: str) -> dict[str, int]:
-    """Return how often a step runs each computation, counting both branches of a conditional."""
+    """Return how many times a step runs each computation, counting all branches of conditionals."""
     executions, pending = {entry: 1}, [entry]
     while pending:
         caller = pending.pop()
@@ -137,7 +137,7 @@ def _continues_collective(name: str, computation: list[Instruction]) -> bool:
 
 
 def _result_shape(instruction: Instruction) -> str:
-    """Return the shape of the result. Most asynchronous operations also return their operands."""
+    """Return the result's shape, without the operands that most asynchronous operations return."""
     if instruction.operation == "all-reduce-start" or not instruction.operation.endswith("-start"):
         return instruction.shape
     # The shape is (operand, result, ...), or ((operands), (results), ...).

@@ -1,4 +1,4 @@
-"""Compile a training step for devices that do not exist, and inspect the program."""
+"""Compile a training step for devices that this machine does not have; inspect the program."""
 
 import math
 import re
@@ -63,7 +63,7 @@ class StepProgram:
 def check_attention(config: Config, target: Target) -> None:
     """Raise a UsageError if the config's attention needs NVIDIA GPUs and the target has none.
 
-    Check all configs and targets before compiling the first one, because compilation can take
+    Check all configs and targets before the first compilation, because a compilation can take
     minutes.
     """
     if config.model.attention_implementation == "cudnn" and target.is_tpu:

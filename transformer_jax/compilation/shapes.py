@@ -18,11 +18,11 @@ class Shapes(NamedTuple):
     config: Config
     buckets: list[Bucket]
     source: str
-    """Where the shapes come from, in words, such as "assumed shapes and vocabulary size"."""
+    """A description of where the shapes come from, such as "assumed shapes and vocabulary size"."""
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return full-batch shapes with equal widths on both sides: 16, 32, ..., and data.max_length.
+    """Return full-batch shapes with equal source and target widths: 16, 32, ..., data.max_length.
 
     The widest batch needs the most memory, so its memory use is an upper bound for any text.
     """

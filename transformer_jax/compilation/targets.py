@@ -13,7 +13,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 
 GIB = 1 << 30
-# XLA's descriptions of GPUs, one file per kind.
+# XLA's descriptions of GPUs, with one file per kind of GPU.
 GPU_FOLDER = resources.files("transformer_jax.compilation") / "gpus"
 # JAX reserves this fraction of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
 GPU_MEMORY_FRACTION = 0.75
@@ -36,7 +36,7 @@ class TPU(NamedTuple):
 
 
 TPUS = {
-    # With the "megacore" configuration, the two cores of a chip are one device.
+    # With the "megacore" configuration, the two cores of a chip form one device.
     "v4": TPU(30.75, dimensions=3),
     "v5e": TPU(15.75, dimensions=2),
     "v5p": TPU(95.74, dimensions=3),
@@ -58,7 +58,10 @@ class Target:
 
     @property
     def topology(self) -> str:
-        """The number of slices, hosts, or chips along each axis, in XLA's order."""
+        """The topology in XLA's format, such as "v5e:2x4" or "1x2x8".
+
+        For GPUs, the three numbers are the slices, the hosts, and the GPUs per host.
+        """
         shape = "x".join(map(str, self.shape))
         return f"{self.kind}:{shape}" if self.is_tpu else f"1x{shape}"
 

@@ -1,4 +1,4 @@
-"""Create JAX devices that exist only for the compiler."""
+"""Create JAX devices that programs can be compiled for but not run on."""
 
 import importlib.util
 from typing import Any
@@ -13,7 +13,7 @@ CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 
 def make_devices(target: Target) -> list[jax.Device]:
-    """Return a target's devices. They can compile programs but not run them.
+    """Return a target's devices. Programs can be compiled for these devices, but not run on them.
 
     Raises:
         UsageError: the target's compiler is not installed, or it rejects the target.

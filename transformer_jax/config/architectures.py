@@ -1,4 +1,4 @@
-"""Which fields of the model section each architecture uses.
+"""The fields of the model section that each architecture uses.
 
 A field that an architecture does not use must have its default value.
 """
@@ -33,7 +33,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "rnn_input_feeding": ("rnn",),
     "conv_kernel_width": ("conv",),
 }
-"""The architectures that use a field. All architectures use the fields that are not listed."""
+"""The architectures that use each field. All architectures use the fields that are not listed."""
 
 
 def uses(model: ModelConfig, field: str) -> bool:
@@ -42,9 +42,9 @@ def uses(model: ModelConfig, field: str) -> bool:
 
 
 def unused_defaults(architecture: str) -> dict[str, object]:
-    """Return the fields that an architecture does not use, with the defaults that they must have.
+    """Return the default value of each field that an architecture does not use.
 
-    A config that changes the architecture of another config needs these values.
+    To change the architecture of a config, also reset these fields to their defaults.
     """
     defaults = ModelConfig()
     return {k: getattr(defaults, k) for k, users in USED_BY.items() if architecture not in users}

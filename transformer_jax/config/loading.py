@@ -1,7 +1,7 @@
 """Find and read a config file by path or name, such as `configs/table3.py:A1` or `table3:A1`.
 
 A config file is the user's own Python code, and loading the file executes it. Stored configs, such
-as those in a sweep's runs, are JSON, and loading them executes no code.
+as those in a sweep's runs, are JSON, and loading them does not execute code.
 """
 
 import json
@@ -135,7 +135,7 @@ def _execute(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let a config file import `configs.x`, or `x` from its folder; undo the imports on exit.
+    """Let a config file import `configs.x`, or `x` from its own folder; undo the imports on exit.
 
     The files in `folder` take precedence over shipped files. Undoing the imports prevents
     confusion between modules with the same name in different folders.

@@ -1,4 +1,4 @@
-"""The schema of an experiment. The defaults describe the paper's base model.
+"""The schema of an experiment's config. The defaults describe the paper's base model.
 
 An ablation specifies only its differences from these defaults (Table 3). Stored configs are JSON,
 so loading one never executes code.
@@ -25,7 +25,7 @@ from transformer_jax.config.validation import (
 )
 from transformer_jax.json_types import JsonObject
 
-# The paper warms up for 4,000 steps of about 25,000 tokens (sections 5.1 and 5.3).
+# The paper uses 4,000 warmup steps of about 25,000 tokens each (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000
 MAX_WARMUP_FACTOR = 4
 
@@ -117,7 +117,7 @@ class Config:
         }
 
     def warnings(self) -> list[str]:
-        """Return one line for each valid but unusual choice that may be a mistake."""
+        """Return a warning for each setting that is valid but unusual, and may be a mistake."""
         model = self.model
         return [
             f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"
@@ -129,8 +129,8 @@ class Config:
         """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
         The limit is a factor of 4. Too few warmup tokens can make training diverge. A config that
-        changes the learning rate's scale, as the demo config does, has a custom schedule, so it
-        does not need the warning.
+        scales the learning rate, as the `tiny` config does, has a custom schedule, so it does not
+        need the warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)

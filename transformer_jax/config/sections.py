@@ -1,4 +1,4 @@
-"""The four sections of a config, whose defaults are the paper's base model.
+"""The four sections of a config, whose defaults describe the paper's base model.
 
 A field's docstring is its help text. Multi-line help text fits in 80 columns.
 """
@@ -20,7 +20,7 @@ from transformer_jax.special_tokens import BOS, PAD
 MAX_EXTRA_LENGTH = 50
 # The maximum value of `data.max_batch_shapes`, which is also its default.
 MAX_BATCH_SHAPES = 12
-# The number_words corpus uses each of its million numbers in at most one line.
+# By default, each number below a million occurs on at most one line of the number_words corpus.
 MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
 HELD_OUT_PAIRS = 1500
@@ -32,7 +32,7 @@ DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
 @dataclass(frozen=True)
 class ModelConfig(ConfigSection):
-    """The architecture (section 3)."""
+    """The model architecture (section 3)."""
 
     architecture: Literal["transformer", "rnn", "conv"] = "transformer"
     """The type of encoder and decoder. `rnn` and `conv` differ from the paper,
@@ -49,9 +49,9 @@ class ModelConfig(ConfigSection):
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
     activation: Literal["relu", "gelu", "swish"] = "relu"
-    """The function between the two linear layers of the feed-forward networks
-    (section 3.3). `gelu` (exact, not the tanh approximation) and `swish` differ
-    from the paper."""
+    """The activation function between the two linear layers of each feed-forward
+    network (section 3.3). `gelu` (exact, not the tanh approximation) and
+    `swish` differ from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
@@ -96,10 +96,10 @@ class ModelConfig(ConfigSection):
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
     attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
-    """How attention is computed. `full` stores all weights at once. `blockwise`
-    uses less memory; for sequences of 1,000 tokens or more, it is faster on a
-    CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash attention on
-    NVIDIA GPUs."""
+    """How attention is computed. `full` stores all attention weights at once.
+    `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
+    faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
+    attention on NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000)] = None
     """Maximum distance w between a query and a key in self-attention, which
     gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
@@ -110,8 +110,8 @@ class ModelConfig(ConfigSection):
     """Add a per-token bias to the logits. Differs from the paper, which adds none."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. With `padding`, which differs
-    from the paper, this is the padding token, as in Marian, and translations
-    never contain that token."""
+    from the paper, the decoder starts with the padding token, as in Marian, and
+    translations never contain that token."""
     layer_norm: Literal["post", "pre"] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
@@ -129,28 +129,28 @@ class ModelConfig(ConfigSection):
     model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Literal["error", "clamp"] = "error"
     """For `learned` positions: how to handle positions past the end of the
-    table. `error` rejects a longer source and ends a translation at the last
-    position. `clamp`, which differs from the paper, reuses the last
-    position."""
+    table. `error` rejects a source that is longer than the table, and ends a
+    translation at the last position. `clamp`, which differs from the paper,
+    reuses the last position."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
     about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have a norm of
-    about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids` starts from
-    the sinusoids themselves."""
+    about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids` initializes
+    the table with the sinusoidal encodings."""
     max_length: Annotated[int, between(1, 1_000_000)] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the computation. Parameters, softmax, and loss use float32.
-    `float64` is only for verification in Python, within
-    jax.enable_x64(True)."""
+    Use `float64` only to verify results in Python, in a jax.enable_x64(True)
+    context."""
     remat: bool = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Literal["lstm", "gru"] = "lstm"
     """For the `rnn` architecture: the recurrent cell."""
     rnn_input_feeding: bool = False
-    """For the `rnn` architecture: the decoder also reads its previous output (Luong et al.)."""
+    """For the `rnn` architecture: let the decoder also read its previous output (Luong et al.)."""
     conv_kernel_width: Annotated[int, between(1, 1000)] = 3
     """For the `conv` architecture: the number of positions that a convolution reads."""
 
@@ -200,7 +200,7 @@ class ModelConfig(ConfigSection):
 
     @property
     def layers_per_stack(self) -> tuple[int, int]:
-        """The numbers of layers in the encoder and the decoder."""
+        """The number of layers in the encoder and in the decoder."""
         return self.num_layers, self.num_decoder_layers or self.num_layers
 
     @property
@@ -210,14 +210,14 @@ class ModelConfig(ConfigSection):
 
     @property
     def max_positions_per_stack(self) -> tuple[int, int]:
-        """The numbers of learned positions in the encoder and the decoder."""
+        """The number of learned positions in the encoder and in the decoder."""
         if self.max_positions is not None:
             return self.max_positions, self.max_positions
         return self.max_length, self.max_length + MAX_EXTRA_LENGTH
 
     @property
     def max_lengths(self) -> tuple[int, int | None]:
-        """The maximum source and target lengths in tokens; the latter is None if unlimited."""
+        """The maximum source and target lengths in tokens. None means no limit on the target."""
         if self.positions != "learned" or self.out_of_range_positions == "clamp":
             return self.max_length, None
         source, target = self.max_positions_per_stack
@@ -235,29 +235,32 @@ class DataConfig(ConfigSection):
     sentences and their linearized trees, from a treebank (section 6.3)."""
     task: Literal["translation", "parsing"] = "translation"
     """The type of task, which determines the scores that the evaluate command
-    reports in addition to BLEU and chrF. For `parsing`, these are the labeled
-    precision, recall, and F1 of linearized trees according to evalb's rules."""
+    reports in addition to BLEU and chrF. For `parsing`, the command also
+    reports the labeled precision, recall, and F1 of linearized trees according
+    to evalb's rules."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For `number_words`: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For `number_words`: numbers have 1 to N digits (N is 5 or 6). Each length
-    is equally likely, except that no line occurs twice, so a line with a single
-    number rarely contains a short one. Default: all numbers below a million are
-    equally likely, so most are long."""
+    """For `number_words`: numbers have 1 to N digits (N is 5 or 6). All digit
+    counts are equally likely, but no line occurs twice, so a line with a single
+    number rarely contains a short number. Default: all numbers below a million
+    are equally likely, so most numbers have many digits."""
     train: tuple[str, str] | None = None
     """For `text`: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of one file translates line n of the other."""
     dev: tuple[str, str] | None = None
-    """For `text`: the development set, in the same format. Training evaluates the model on it."""
+    """For `text`: the development set, in the same format as data.train.
+    Training evaluates the model on this set."""
     test: tuple[str, str] | None = None
-    """For `text`: the test set, in the same format. Only the evaluate command uses it."""
+    """For `text`: the test set, in the same format as data.train. Only the
+    evaluate command uses this set."""
     folder: str | None = None
     """For `text`: the folder that file names are relative to. Default:
-    $TRANSFORMER_JAX_DATA or, if that is not set, the working directory. For
-    `trees`: the treebank's folder, with the same default. For `tfds`: the data
-    folder for TensorFlow Datasets."""
+    $TRANSFORMER_JAX_DATA or, if that variable is not set, the working
+    directory. For `trees`: the treebank's folder, with the same default. For
+    `tfds`: the data folder for TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For `tfds`: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
@@ -284,9 +287,9 @@ class DataConfig(ConfigSection):
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Maximum ratio between the token counts of the two sides of a pair.
-    Training skips pairs with a higher ratio, because they are rarely
-    translations."""
+    """Maximum ratio of the longer side of a pair to the shorter side, in tokens.
+    Training skips pairs with a higher ratio, because the two sides are rarely
+    translations of each other."""
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """The size of a batch across all devices: the approximate number of tokens
     on each side (source and target), including padding."""
@@ -319,7 +322,7 @@ class DataConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class TrainConfig(ConfigSection):
-    """Training (sections 5.2 to 5.4)."""
+    """The training procedure (sections 5.2 to 5.4)."""
 
     steps: Annotated[int, POSITIVE] = 100_000
     """Number of parameter updates."""
@@ -344,8 +347,8 @@ class TrainConfig(ConfigSection):
     `other_tokens`, each token except the true one gets 1/(V-1), as in
     Tensor2Tensor. The paper does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
-    """Number of micro-batches that each batch is split into to save memory.
-    Each micro-batch draws its own dropout masks."""
+    """Split each batch into this many micro-batches to save memory. Each
+    micro-batch uses its own dropout masks."""
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
     """How multiple devices share the work. With `data`, each device holds all
     parameters and processes part of the batch. `fsdp` saves memory: between
@@ -357,16 +360,16 @@ class TrainConfig(ConfigSection):
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
-    """Number of steps or epochs between scheduled checkpoints. At each
+    """Number of steps or epochs between scheduled checkpoints. At each scheduled
     checkpoint, training computes the perplexity on the development set."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
     """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
-    """Stop if the perplexity does not improve for this many scheduled
-    checkpoints in a row. Differs from the paper, which trains for a fixed
-    number of steps."""
+    """Stop early if the development perplexity does not improve for this many
+    consecutive scheduled checkpoints. Differs from the paper, which trains for
+    a fixed number of steps."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
     """Keep this many of the most recent scheduled checkpoints, for averaging.
     The best checkpoint is always kept."""
@@ -377,16 +380,16 @@ class TrainConfig(ConfigSection):
     log_every: Annotated[int, POSITIVE] = 100
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
-    """Number of steps to trace. The trace begins train.log_every steps after
-    training starts or resumes. It goes to RUN/profile, for TensorBoard or
-    Perfetto."""
+    """Number of steps to trace with JAX's profiler. The trace begins
+    train.log_every steps after training starts or resumes. It is written to
+    RUN/profile, for viewing in TensorBoard or Perfetto."""
 
     name = "train"
 
 
 @dataclass(frozen=True)
 class DecodeConfig(ConfigSection):
-    """How to search for translations (section 6.1)."""
+    """The search for translations (section 6.1)."""
 
     beam_size: Annotated[int, between(1, 1000)] = 4
     """Number of hypotheses in the beam. 1 is greedy search."""
@@ -395,17 +398,17 @@ class DecodeConfig(ConfigSection):
     penalty. `gnmt`, as in the paper, is ((5 + length) / 6)^alpha. `power`,
     which differs from the paper, is length^alpha."""
     length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
-    """The exponent alpha of the length penalty. 0 turns the penalty off."""
+    """The exponent alpha of the length penalty. 0 disables the penalty."""
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
-    paper's code, a hypothesis can finish if its end token is among the 2 x
-    beam_size most likely continuations. `any`, which differs from the paper,
-    allows every hypothesis to finish."""
+    paper's code, a hypothesis can finish if its end-of-sentence token is among
+    the 2 x beam_size most likely continuations. `any`, which differs from the
+    paper, lets every hypothesis finish."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
-    """Translate with the mean of the last N scheduled checkpoints. In Table 2,
-    the paper averages 5 checkpoints for the base model and 20 for the big
-    model. In Table 3, it does not average checkpoints."""
+    """Translate with the mean of the last N scheduled checkpoints. For Table 2,
+    the paper averages 5 checkpoints of the base model and 20 of the big model.
+    For Table 3, it does not average checkpoints."""
 
     name = "decode"

@@ -36,12 +36,12 @@ class Rule:
 
 
 def between(low: int, high: int) -> Rule:
-    """Allow the numbers from `low` to `high`, inclusive."""
+    """Allow numbers from `low` to `high`, inclusive."""
     return Rule(f"from {low} to {high}", lambda value: low <= value <= high)
 
 
 def at_least(low: int) -> Rule:
-    """Accept finite numbers greater than or equal to `low`."""
+    """Allow finite numbers greater than or equal to `low`."""
     return Rule(f"at least {low} and finite", lambda value: low <= value <= LARGEST)
 
 

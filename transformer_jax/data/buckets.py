@@ -1,12 +1,12 @@
-"""Search for a few bucket sizes that need little padding.
+"""Search for a few bucket sizes that require little padding.
 
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
-bucket of size (S, T) pads pairs of at most S source tokens and T target tokens to S + T positions.
-The search minimizes the total number of positions. First, it adds buckets until little padding
-remains, each time choosing the bucket that saves the most positions. Second, it replaces each
-bucket in turn with the best one, given the other buckets. Third, it repeats the second phase,
-starting from random buckets, and keeps the best result. The random generator has a fixed seed, so
-the same lengths always give the same buckets.
+bucket of size (S, T) pads pairs with at most S source and T target tokens to S + T positions. The
+search minimizes the total number of positions. First, it adds buckets until little padding remains,
+each time choosing the bucket that saves the most positions. Second, it replaces each bucket in turn
+with the best one, given the other buckets. Third, it repeats the second phase, starting from random
+buckets, and keeps the best result. The random number generator has a fixed seed, so the same
+lengths always give the same buckets.
 """
 
 import math
@@ -54,7 +54,7 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of sets of buckets, and searches for sets with a low cost.
+    """The padding cost of a bucket set, and searches for sets with a low cost.
 
     The first bucket in a set must fit all pairs.
     """
@@ -108,15 +108,15 @@ class PaddingCost:
         return sizes
 
     def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
-        """Return `count` random sizes, drawn from the lengths of the pairs."""
+        """Return `count` random sizes, drawn from the pair lengths."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [self._size(i[k], j[k]) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
-        """Replace every bucket but the first with its best alternative.
+        """Replace every bucket except the first with its best alternative.
 
-        Repeat this until the cost stops falling.
+        Repeat these replacements until the cost stops falling.
         """
         sizes, best_cost = list(sizes), math.inf
         while (cost := self.cost(sizes)) < best_cost:

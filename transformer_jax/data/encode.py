@@ -34,8 +34,8 @@ CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
 
-# Symbols that sentences must not contain: control characters except the tab, line endings other
-# than "\n", byte-order marks, and the symbols that SentencePiece reserves.
+# Symbols that sentences must not contain: control characters except the tab, Unicode line and
+# paragraph separators, byte-order marks, and the symbols that SentencePiece reserves.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
@@ -44,7 +44,7 @@ pairs, and the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
-    """Ignore the progress."""
+    """Ignore all progress updates."""
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
@@ -116,8 +116,8 @@ class SplitWriter:
                     progress(f"encoding {self.split}", done, total)
                     self._write_journal(done, outcome)
             except DataError:
-                # If the text has changed, the files contain lines of the changed text. Start again
-                # next time, because the original text might be restored by then.
+                # If the text has changed, the files contain lines of the changed text. Delete the
+                # journal so that the next attempt, perhaps with the original text, starts over.
                 self.journal.unlink(missing_ok=True)
                 raise
         if not outcome["kept"]:

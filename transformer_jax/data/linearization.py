@@ -1,8 +1,8 @@
 """Trees as sequences of symbols, as in "Grammar as a Foreign Language" (Vinyals et al., 2015).
 
 The parse tree for "It works." becomes `(S (NP XX )NP (VP XX )VP . )S`. Closing brackets also have
-labels. XX replaces every part-of-speech tag except punctuation tags, because the scores ignore
-punctuation.
+labels. XX replaces every part-of-speech tag except punctuation tags, which identify the punctuation
+that the scores ignore.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The bracket's index, in the order in which brackets open."""
+    """The bracket's index, counting brackets in the order in which they open."""
     label: str
     start: int
 

@@ -1,6 +1,6 @@
 """A built-in corpus of numbers spelled out in English and German.
 
-It needs no files or network access.
+The corpus needs no files or network access.
 """
 
 import functools
@@ -49,7 +49,7 @@ class NumberWords:
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield the English and German lines of each pair, starting at pair `start`."""
-        # Training lines come last, so test and dev do not depend on the number of training pairs.
+        # Training lines come last, so the test and dev lines do not depend on `train_pairs`.
         held_out = self.test_pairs + self.dev_pairs
         first = {"test": 0, "dev": self.test_pairs, "train": held_out}[split]
         for line in range(first + start, first + self.count(split)):

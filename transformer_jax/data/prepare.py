@@ -40,12 +40,12 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the sources and targets of a split in `report`, memory-mapped."""
+        """Return the source and target tokens of a split in `report`, memory-mapped from disk."""
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines of dev or test, if the split is in `report`."""
+        """Return the source and target lines of the dev or test split; it must be in `report`."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)

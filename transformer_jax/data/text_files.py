@@ -20,13 +20,13 @@ from typing import ClassVar
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 
-# If a line is much longer than this limit, only the beginning is read.
+# If a line is much longer than this limit, only its beginning is kept.
 MAX_LINE_BYTES = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class FileCorpus:
-    """A corpus stored in files. They must not change, because they are read several times."""
+    """A corpus stored in files. The files must not change, because they are read several times."""
 
     kind: ClassVar[str]
     """The prefix of `identity`."""
@@ -94,7 +94,7 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def count(self, split: Split) -> int:
-        """Check every line; return the number of pairs, or raise a DataError for a bad line."""
+        """Check all lines; return the number of pairs, or raise a DataError for an invalid line."""
         if split not in self._counts:
             first, second = self._paths[split]
             sources, targets = _count(first, split), _count(second, split)
@@ -120,7 +120,7 @@ class TextFiles(FileCorpus):
 
 
 def data_folder(folder: str | None) -> Path:
-    """Return the folder; by default, `$TRANSFORMER_JAX_DATA` or the working directory."""
+    """Return `folder`, which defaults to `$TRANSFORMER_JAX_DATA` or the working directory."""
     return Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 
@@ -130,7 +130,7 @@ def is_too_long(line: str) -> bool:
 
 
 def _check_regular_file(path: Path) -> Path:
-    """Return the path if it is a regular file. Reading a named pipe would block forever."""
+    """Return the path if it is a regular file. Reading a named pipe could block forever."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:

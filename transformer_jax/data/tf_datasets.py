@@ -1,8 +1,8 @@
 """Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
 
 TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files that can be read
-without TensorFlow or a network connection. TFDS shuffles the pairs identically on every
-machine, so line 1 of a test set in TFDS is not line 1 of the published file.
+without TensorFlow or a network connection. TFDS shuffles the pairs into the same order on every
+machine, so line 1 of a TFDS test set is not line 1 of the published file.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
 # TFDS has no type annotations. A TFDS builder finds, stores, and opens a dataset.
 Builder = Any
-# The names of the splits in TFDS.
+# The TFDS name of each split.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
 # The number of pairs to read at a time. Reading pairs one by one takes twenty times as long.
 CHUNK_PAIRS = 1024
@@ -137,7 +137,7 @@ def _name(builder: Builder) -> str:
 
 
 def _line(text: bytes | str) -> str:
-    """Return a sentence as one line. TFDS yields bytes, but its mock data yields str."""
+    """Return a sentence as one line. TFDS yields bytes, but its mock data yields strings."""
     line = text.decode() if isinstance(text, bytes) else text
     if not isinstance(line, str):
         raise ValueError("a pair has no text")

@@ -2,7 +2,7 @@
 
 Marian splits text with one SentencePiece model for each language. It then maps each token to its ID
 with a table that both languages can share. In this package, special tokens have the IDs in
-`special_tokens`, so the order of tokens differs from the order in Marian.
+`special_tokens`, so the token order differs from Marian's order.
 """
 
 import json

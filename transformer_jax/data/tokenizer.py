@@ -25,13 +25,13 @@ from transformer_jax.errors import DataError, TransformerJaxError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 Unit = Literal["subwords", "words"]
-"""What a token is: a subword found by byte-pair encoding, or a whole word."""
+"""The kind of tokens: subwords from byte-pair encoding, or whole words."""
 
-# The maximum length of a line in bytes. SentencePiece silently drops longer lines.
+# The maximum length of a training line in bytes. SentencePiece silently drops longer lines.
 MAX_TRAINING_LINE = 4192
 
 # This program loads an untrusted model in a separate process, with at most 2 GiB of memory. Its
-# command-line arguments are the entries of `sys.path`. It prints "ready" once imports succeed.
+# command-line arguments are the entries of `sys.path`. It prints "ready" once the imports succeed.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -123,7 +123,7 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the model and of the table, if there is one, in hexadecimal."""
+        """The hexadecimal SHA-256 of the model and, if there is one, of the table."""
         return digest_files(self.model, b"" if self.table is None else self.table.to_json())
 
     @functools.cached_property
@@ -201,7 +201,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether both languages have the same tokens. Their SentencePiece models can differ."""
+        """Whether the two languages share a vocabulary. Their SentencePiece models can differ."""
         if self.source is self.target:
             return True
         return self.source.table is not None and self.source.table == self.target.table

@@ -5,7 +5,7 @@ sections of the Wall Street Journal part of the Penn Treebank, which are folders
 Sections 02 to 21 are for training, section 22 is for development, and section 23 is for testing.
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
-lines. Both kinds of file may be compressed with gzip.
+lines. Both kinds of files may be compressed with gzip.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 
 SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
-# The folders of the Wall Street Journal sections in each split.
+# The Wall Street Journal sections in each split, by folder name.
 WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"{number:02}" for number in range(2, 22)),
     "dev": ("22",),
@@ -54,7 +54,7 @@ class TreeFiles(FileCorpus):
         super().__init__(name, {split: paths for split, paths in files.items() if paths})
 
     def count(self, split: Split) -> int:
-        """Check every tree; return the number of trees, or raise a DataError for a bad tree."""
+        """Check all trees; return the number of trees, or raise a DataError for an invalid tree."""
         if split not in self._counts:
             count = sum(1 for _ in self._read_trees(split))
             if not count:
@@ -80,7 +80,7 @@ class TreeFiles(FileCorpus):
 
 
 def _find_files(folder: Path, split: Split) -> list[Path]:
-    """Return the files of a split, in a fixed order."""
+    """Return a split's files in a fixed order."""
     for suffix in SUFFIXES:
         if (path := folder / f"{split}{suffix}").is_file():
             return [path]

@@ -31,7 +31,7 @@ class Bracket(NamedTuple):
     start: int
     """The index of the first word."""
     end: int
-    """The index after the last word."""
+    """The index one past the last word."""
 
 
 class Tree(NamedTuple):
@@ -61,17 +61,17 @@ class _Node:
 
 @dataclass
 class _Builder:
-    """The parts of the current tree, and its open brackets, with the innermost one last."""
+    """The words, tags, and brackets of the current tree, and a stack of its open brackets."""
 
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     brackets: list[Bracket | None] = field(default_factory=list)
-    """The entries, in the order in which the brackets open. None stands for a bracket that is open
+    """The tree's brackets, in the order in which they open. None marks a bracket that is still open
     or was removed."""
     open: list[_Node] = field(default_factory=list)
 
     def add(self, symbol: str, line: int) -> None:
-        """Add a parenthesis or other text; raise ValueError if it is invalid at this point."""
+        """Add a parenthesis, label, or word; raise ValueError if it is invalid at this point."""
         if symbol == "(":
             self._open_bracket(line)
         elif not self.open:

@@ -33,7 +33,7 @@ def digest(*parts: object) -> str:
 def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold a lock so that only one process writes at a time.
 
-    If the process that holds the lock dies, the lock is released.
+    If the process that holds the lock dies, the operating system releases the lock.
     """
     with folder.with_suffix(".lock").open("w") as file:
         try:

@@ -4,8 +4,8 @@ JAX may move or remove these APIs in any release. If one is missing,
 `tests/unit/distributed/test_private_jax.py` fails and reports which one.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but they run on
-the devices, in C++. While a process waits in one of them, it cannot handle signals or send
-heartbeats, and it is aborted if the wait exceeds the collective's timeout.
+the devices, in C++. While a process waits in one of these functions, it cannot handle signals or
+send heartbeats, and it is aborted if the wait exceeds the collective's timeout.
 """
 
 import logging

@@ -24,7 +24,7 @@ GOODBYE = "goodbye"
 
 
 class FailurePropagation:
-    """Connections between process 0 and the other processes. They stay open during a run.
+    """Connections between process 0 and the other processes, which stay open during a run.
 
     A process that fails sends its error message and exit code to all others, which immediately exit
     with the same message and code. A process that is killed sends nothing, but its operating system
@@ -34,7 +34,7 @@ class FailurePropagation:
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start listening. The keys of `connections` are process indices.
+        """Start listening for failures. The keys of `connections` are process indices.
 
         Process 0, the primary process, relays messages between the others. Messages about lost
         processes include the run's folder.
@@ -52,7 +52,7 @@ class FailurePropagation:
     def close(self) -> None:
         """Ignore closed connections from now on.
 
-        Call this after all processes have called `leave`.
+        Call this method after all processes have called `leave`.
         """
         self._is_closed = True
 
@@ -60,9 +60,9 @@ class FailurePropagation:
         """End all processes after an error in this process."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
-            # JAX may report a lost peer before this process knows why. Usually, the peer soon sends
-            # its own message or closes its connection, and either event ends this process. Wait for
-            # such an event.
+            # JAX may report a lost peer before this process knows why the peer was lost. Usually,
+            # the peer soon sends its own message or closes its connection, and either event ends
+            # this process. Wait for either event.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
             reason = f"another process is gone or stuck: {summarize_error(error)}"
@@ -105,7 +105,7 @@ class FailurePropagation:
                         connection.settimeout(seconds_left)
                         if not connection.recv(1 << 16):
                             break
-        # The main thread's progress bar may have been drawn again.
+        # The main thread may have redrawn its progress bar.
         clear_progress_bar()
         sys.stdout.flush()
         sys.stderr.flush()

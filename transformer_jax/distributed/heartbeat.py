@@ -1,7 +1,7 @@
 """Heartbeats that a trainer sends to its supervisor, which is the process that monitors it.
 
-A process has at most one supervisor, so this module's state is global. Without a supervisor, these
-functions are no-ops.
+A process has at most one supervisor, so this module's state is global. Without a supervisor, this
+module's functions have no effect.
 """
 
 import faulthandler

@@ -13,9 +13,9 @@ class GracefulShutdown:
     """A context manager that handles `SIGNALS` by stopping training after the current step.
 
     Until `defers_signals` is set, there is nothing to save, and a signal ends the run immediately
-    with `RunInterrupted` (exit code 75). After that, the first signal is only recorded in `signal`,
-    and the training loop saves and stops. If Ctrl-C follows an earlier signal, the run ends
-    immediately (exit code 130).
+    with `RunInterrupted` (exit code 75). Once `defers_signals` is set, the first signal is only
+    recorded in `signal`, and the training loop saves a checkpoint and stops. If Ctrl-C follows an
+    earlier signal, the run ends immediately (exit code 130).
     """
 
     def __init__(self, resume_hint: str) -> None:
@@ -50,8 +50,8 @@ class GracefulShutdown:
 class CheckpointTimer:
     """A timer for recovery checkpoints, which become less and less frequent.
 
-    The first checkpoint is due immediately. A run that is often killed early still makes progress,
-    and a long run rarely pauses to save.
+    The first checkpoint is due immediately. Therefore, a run that is often killed early still makes
+    progress, and a long run rarely pauses to save.
     """
 
     MIN_SECONDS = 5.0
@@ -64,7 +64,7 @@ class CheckpointTimer:
         self._last_save = 0.0
 
     def is_due(self) -> bool:
-        """Return whether to save now. The first call starts the timer and returns True."""
+        """Return whether a checkpoint is due. The first call starts the timer and returns True."""
         now = time.monotonic()
         if self._start is None:
             self._start = now

@@ -3,7 +3,7 @@
 Each process has its own devices, reads its own rows of each batch, and runs the same program. All
 processes write checkpoint arrays, but only the primary process, process 0, writes anything else to
 the run's folder. The processes must agree on each decision that depends on a clock, a disk, or a
-signal. For example, if one process saved and another did not, they would deadlock.
+signal. For example, if one process saved a checkpoint and another did not, they would deadlock.
 
 This module imports JAX only if a run has several processes.
 """
@@ -173,7 +173,7 @@ def join_processes(
     `resolve_cluster`.
 
     Raises:
-        UsageError: only some of the other three arguments are given, or one of them is invalid.
+        UsageError: only some of the last three arguments are given, or one of them is invalid.
         ConnectionFailedError: the processes could not connect.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
@@ -185,7 +185,7 @@ def join_processes(
     try:
         import jax
 
-        # `GracefulShutdown` handles the signals.
+        # `GracefulShutdown` handles signals, so turn off JAX's preemption service.
         jax.config.update("jax_enable_preemption_service", False)
         suppress_startup_warning()
         jax.distributed.initialize(
@@ -198,6 +198,6 @@ def join_processes(
     except BaseException as error:  # noqa: BLE001 (any error ends all processes)
         failures.end(error)
     failures.leave()
-    # Wait until all processes are done, because process 0 hosts the store.
+    # Wait until all processes are done, because process 0 hosts the key-value store.
     jax.distributed.shutdown()
     failures.close()

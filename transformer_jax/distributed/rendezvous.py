@@ -12,7 +12,7 @@ from transformer_jax.errors import ConnectionFailedError, Setting, UsageError, s
 
 # The number of seconds that processes wait for each other at startup.
 RENDEZVOUS_SECONDS = 300.0
-# With these options, the system detects the loss of a machine after 10 + 3 * 5 seconds.
+# With these options, the operating system detects the loss of a machine after 10 + 3 * 5 seconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # Process 0 sends this line once all processes are connected.
 READY = b"ready\n"
@@ -38,7 +38,7 @@ class ProcessSpec(NamedTuple):
 
     @property
     def handshake(self) -> str:
-        """The line with which this process identifies itself to process 0."""
+        """The line that this process sends to identify itself to process 0."""
         return f"transformer-jax {self.index} of {self.count}\n"
 
 

@@ -1,9 +1,9 @@
 """Monitor a trainer from a parent process, and kill the trainer if it hangs.
 
 If one of several trainers dies or hangs, the others wait for it in a collective, where they run
-no Python code. JAX may abort them only after a long delay, or not at all. If each trainer has a
-supervisor, all of them exit with a one-line error and a documented exit code. A supervisor does not
-import JAX.
+no Python code. JAX may abort the waiting trainers only after a long delay, or not at all. If each
+trainer has a supervisor, all trainers exit with a one-line error and a documented exit code. A
+supervisor does not import JAX.
 """
 
 import os
@@ -24,7 +24,7 @@ from transformer_jax.errors import LostProcessError
 
 # The number of seconds that the supervisor waits for a message before it checks the timeout.
 TICK = 0.5
-# How many seconds a stuck trainer gets to dump its stacks.
+# The number of seconds that a stuck trainer has to dump its stacks.
 STACKS_SECONDS = 1.0
 # The timeout is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
@@ -46,7 +46,7 @@ class Heartbeats:
     """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The most recent intervals between heartbeats that reported steps. Older intervals are
-    dropped, so old stalls do not matter."""
+    discarded, so old stalls do not affect the timeout."""
 
     def add_silence(self, seconds: float) -> None:
         """Add `seconds` to `silence`, except for time during which the supervisor was suspended."""

@@ -1,7 +1,7 @@
-"""The attention weights for one sentence pair, for analysis and visualization (figures 3 to 5).
+"""The attention weights of one sentence pair, for analysis and visualization (figures 3 to 5).
 
-Shapes: S source positions, T target positions. S and T include the end token. The arrays contain
-no padding.
+Shapes: S source positions, T target positions. S and T include the end-of-sentence token. The
+arrays contain no padding.
 """
 
 import functools
@@ -31,10 +31,10 @@ _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 class Attention:
     """The attention weights and tokens for a source sentence and its translation.
 
-    The rnn and conv architectures have no self-attention, so `encoder` and `decoder` have no
-    layers.
+    The rnn and conv architectures have no self-attention, so the arrays `encoder` and `decoder`
+    have no layers.
 
-    Indices of layers, heads, and positions work as in Python: they start at 0, and negative indices
+    Layer, head, and position indices work as in Python: they start at 0, and negative indices
     count from the end. Figures number layers and heads from 1, as the paper does, so `layer=4`
     appears as "layer 5 of 6".
     """

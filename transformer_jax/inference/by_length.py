@@ -1,4 +1,4 @@
-"""Scores by source length. Attention was invented to improve translations of long sentences."""
+"""Scores by source length. Attention was invented to improve the translation of long sentences."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ def score_by_length(
 ) -> list[JsonObject]:
     """Return BLEU and perplexity for sentences with 1 to 10 source tokens, 11 to 20, and so on.
 
-    The number of tokens includes the end token. Sentences of more than `last_bucket` tokens form
-    one bucket, whose "last" value is None. Buckets without sentences are omitted.
+    The number of tokens includes the end-of-sentence token. Sentences with more than `last_bucket`
+    tokens form one bucket, whose "last" value is None. Buckets without sentences are omitted.
     """
     members: dict[int, list[int]] = {}
     for index, sentence in enumerate(sentences):

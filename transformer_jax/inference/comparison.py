@@ -30,7 +30,7 @@ from transformer_jax.visualization.text import printable
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
-# The names of run folders in a sweep, as in sweeps/table3/base/seed-0.
+# The name of a run folder in a sweep, as in sweeps/table3/base/seed-0.
 SEED_FOLDER = re.compile(r"seed-\d+")
 
 
@@ -59,7 +59,7 @@ class Comparison:
 
         Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
         "step". Keys such as "dev/perplexity" map to the last value of a metric on the development
-        set. Keys such as "evaluation/test/bleu" map to the newest scores of a split.
+        set. Keys such as "evaluation/test/bleu" map to a split's scores at the last evaluated step.
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         fields = _differing_fields([run.config for _, run in runs])
@@ -83,8 +83,8 @@ class Comparison:
     def plot(self, *names: str) -> "Picture":
         """Plot metrics such as "dev/perplexity" by step, with one line for each group.
 
-        If a group has several runs, the line is their mean (the geometric mean for perplexities),
-        and the band extends from the lowest to the highest run. By default, the plot shows the
+        If a group has several runs, the line shows their mean (the geometric mean for perplexity),
+        and the band extends from the lowest to the highest value. By default, the plot shows the
         training loss as well as the perplexity and BLEU on the development set.
 
         Raises:
@@ -125,7 +125,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
 def _label(groups: Sequence[Sequence[RunFolder]]) -> dict[str, tuple[RunFolder, ...]]:
     """Label each group with its first run's name, or with that run's path if the name is taken.
 
-    A relative path can equal another run's name, so the absolute path is the last choice.
+    A relative path can equal another run's name, so the absolute path is the fallback.
     """
     labeled: dict[str, tuple[RunFolder, ...]] = {}
     for runs in groups:

@@ -130,8 +130,8 @@ def evaluate_text(
     """Translate and score a text with the run's parameters.
 
     `sentences` may contain the sentence scores from an earlier evaluation of the same parameters
-    on the same text, because these scores do not depend on `decode`. `progress` is called with the
-    number of finished sentences.
+    on the same text, because these scores do not depend on `decode`. The function calls `progress`
+    with the number of finished sentences.
     """
     translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
     num_done = 0

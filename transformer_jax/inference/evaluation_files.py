@@ -28,10 +28,10 @@ from transformer_jax.runs.run_folder import RunFolder
 
 
 def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
-    """Write the lines, the sentence scores, and finally the overall scores; return the folder.
+    """Write the texts, the sentence scores, and finally the overall scores; return the folder.
 
     Evaluations of individual checkpoints have separate folders. An evaluation replaces an
-    earlier one only if the split, the checkpoints, and the decode config are the same.
+    earlier one only if both have the same split, checkpoints, and decode config.
 
     Raises:
         StorageError: a file cannot be written.
@@ -44,7 +44,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     with storage_errors(f"the scores could not be saved in {run.folder.path}"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # Delete the existing scores first, because they belong to the old lines.
+            # Delete the existing scores first, because they belong to the old texts.
             for scores in folder.glob("*.json"):
                 scores.unlink()
         for path, text in texts.items():
@@ -58,7 +58,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> JsonObject | None:
-    """Return the stored result of running this search on the mean of these checkpoints, or None.
+    """Return the stored result of this search with the mean of these checkpoints, or None.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
     `data.bleu_tokenizer`), or if another program wrote it in a different format.
@@ -81,8 +81,8 @@ def find_result(
 def folder_name(result: JsonObject) -> str:
     """Return a folder name that is unique to the split, checkpoints, and decode config.
 
-    The name lists the fields that differ from the defaults. The run's config does not affect the
-    name, because the config may change when the run resumes.
+    The name lists the decode fields that differ from the defaults. The run's config does not
+    affect the name, because the config may change when the run resumes.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
@@ -96,5 +96,5 @@ def folder_name(result: JsonObject) -> str:
 
 
 def encode_lines(lines: Sequence[str]) -> bytes:
-    """Return the contents of a text file that consists of these lines."""
+    """Return the contents of a text file with these lines."""
     return "".join(f"{line}\n" for line in lines).encode()

@@ -1,4 +1,4 @@
-"""Greedy search over any step function, as in `beam_search`.
+"""Greedy search with any step function that `beam_search` accepts.
 
 Shapes: B sentences, L tokens in the longest translation.
 """
@@ -31,7 +31,7 @@ def greedy_search(
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Translations:
-    """Take the likeliest token at each step, up to `eos`; the score is the log-probability.
+    """Choose the likeliest token at each step until `eos`; the score is the log-probability.
 
     As in `beam_search`, no translation contains any of the `suppress_tokens`. Unlike a beam search
     with one slot, this search stops at the first `eos`.

@@ -1,7 +1,7 @@
-"""Score a run for many beam sizes, length penalties, and numbers of averaged checkpoints.
+"""Score a run with many beam sizes, length penalties, and numbers of averaged checkpoints.
 
 The authors chose their search settings "after experimentation on the development set" (section
-6.1). Every evaluation is stored in the run, so repeating a grid computes only what is missing.
+6.1). Every evaluation is stored in the run, so running a grid again computes only missing ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,14 @@ PAPER_AVERAGES = (1, 5, 20)
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings that the grid combines."""
+    """The search settings and checkpoint counts that the grid combines."""
 
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """Each value says how many scheduled checkpoints to average. These checkpoints must be
-    consecutive and intact. If None, use 1, 5, and 20, but skip any number for which the run does
-    not have enough consecutive, intact checkpoints up to the evaluated step."""
+    """The numbers of scheduled checkpoints to average. The averaged checkpoints must be consecutive
+    and intact. If None, use 1, 5, and 20, but skip a number if the run has fewer consecutive,
+    intact checkpoints up to the evaluated step."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages

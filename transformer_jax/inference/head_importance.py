@@ -1,9 +1,9 @@
 """Measure which attention heads matter: mask each head alone, and then mask many heads together.
 
-Michel et al. (2019) found that many heads of a trained model can be removed. Heads are masked by
-`model.head_mask`, so all masks share one compiled program.
+Michel et al. (2019) found that many heads can be removed from a trained model. `model.head_mask`
+masks heads by zeroing parameters, so all masks share one compiled program.
 
-Shapes: L layers, H heads, P trials, each with one more head masked.
+Shapes: L layers, H heads, P losses, each with one more masked head than the previous loss.
 """
 
 import math
@@ -41,10 +41,10 @@ class HeadImportance:
     """A run's losses with masked heads, in nats per target token."""
 
     loss: float
-    """The loss with all heads."""
+    """The loss with all heads enabled."""
     masked_losses: Float[np.ndarray, "3 L H"]
-    """The loss with a single head masked. The axes are the kind (in the order of `KINDS`), the
-    layer, and the head."""
+    """The loss with a single head masked. The axes are the kind of attention (in the order of
+    `KINDS`), the layer, and the head."""
     pruned_losses: Float[np.ndarray, " P"]
     """The loss with the first 0, 1, 2, ... heads in `order` masked. The array ends with the first
     loss above `loss` + `margin`, or with the loss when all heads are masked."""
@@ -71,7 +71,7 @@ class HeadImportance:
         return mask
 
     def plot(self) -> Picture:
-        """Plot a map of the heads for each kind of attention, and the loss as heads are masked."""
+        """Plot a heat map for each kind of attention, and the loss by number of masked heads."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
 
@@ -88,11 +88,11 @@ def head_importance(
 
     This function first masks one head at a time. It then masks the heads cumulatively, least
     important first, until the loss exceeds the full model's loss by more than `margin` nats per
-    token. `progress` receives a description, the number of losses computed so far, and the largest
-    number that may be needed.
+    token. `progress` receives a description, the number of losses computed so far, and the maximum
+    number of losses that may be needed.
 
     Raises:
-        UsageError: `num_sentences` is not positive, the margin is negative or not a number, the
+        UsageError: `num_sentences` is not positive, the margin is negative or NaN, the
             loss is not finite, or `mask_heads` rejects the model.
         DataError: the run's text has changed.
     """
@@ -106,7 +106,7 @@ def head_importance(
         )
     config = run.config.model
     shape = (len(KINDS), config.num_layers, config.num_heads)
-    # Reject other architectures and stacks of different depths before preparing the text.
+    # Reject unsupported architectures and stacks of different depths before preparing the text.
     mask_heads(run.params, np.ones(shape, bool))
     tokens = [
         side._replace(offsets=side.offsets[: num_sentences + 1])

@@ -1,6 +1,6 @@
 """Read a run's metrics and scores from its files, without loading the parameters.
 
-The files may come from an untrusted source, so values of unexpected types are ignored.
+The files may come from an untrusted source, so this module ignores values of unexpected types.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.curves import Curve
     from transformer_jax.visualization.style import Picture
 
-# By default, a plot shows these metrics.
+# The metrics that a plot shows by default.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
 MetricsTable = list[dict[str, float]]
@@ -48,8 +48,8 @@ def metric_names(table: MetricsTable) -> list[str]:
 def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
     """Plot metrics by step, with one line for each group of runs.
 
-    If a group has several runs, the line is their mean (the geometric mean for perplexities), and
-    the band extends from the lowest to the highest run. By default, plot each metric in
+    If a group has several runs, the line shows their mean (the geometric mean for perplexity), and
+    the band extends from the lowest to the highest value. By default, plot each metric in
     `DEFAULT_METRICS` that at least one run has.
 
     Raises:
@@ -84,9 +84,9 @@ def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "li
 def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by split and step.
 
-    Each one contains the keys "split", "step", "average_checkpoints", "beam_size", "beam_end", and
-    "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step, those that used
-    the run's own decode config come last.
+    Each evaluation contains the keys "split", "step", "average_checkpoints", "beam_size",
+    "beam_end", and "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step,
+    those that used the run's own decode config come last.
     """
     rows: list[JsonObject] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):

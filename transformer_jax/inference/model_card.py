@@ -68,7 +68,7 @@ ARCHITECTURES = {
 
 
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
-    """Return the run's scores for the mean of these checkpoints, as stored by `evaluate`."""
+    """Return the scores that `evaluate` stored for the mean of the checkpoints at these steps."""
     scores: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
         result = read_json_object(path)

@@ -29,7 +29,7 @@ from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import Dtype, Package, RunFolder
 
-# The format of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
+# The formats of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -48,7 +48,7 @@ def package_run(
     """Write a loaded run's parameters and description to a new folder, along with a model card.
 
     If `languages` is None, `find_languages` chooses them. `data_note` is Markdown about the data.
-    `versions` and `scores` default to the values that are stored in the run.
+    `versions` and `scores` default to the values stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -90,9 +90,9 @@ def package_run(
 def build_package(
     run: Run, path: Path, dtype: Dtype = "float32", versions: Mapping[str, str] | None = None
 ) -> AbstractContextManager[RunFolder]:
-    """Return a context that creates a package without parameters. See `RunFolder.build`.
+    """Return a context manager that creates a package without parameters. See `RunFolder.build`.
 
-    The package's config contains only the names of text files, without absolute paths.
+    The package's config shortens the absolute paths of text files to file names.
     """
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):

@@ -17,7 +17,7 @@ from transformer_jax.json_types import JsonObject
 def score_parses(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> JsonObject:
-    """Repair linearized trees, and return their scores and the baseline's scores.
+    """Repair and score linearized trees, and score the right-branching baseline.
 
     A scored tree gets its words from the sentence and its tags from the reference. Tags matter
     because evalb uses them to find punctuation, and a model may produce different tags.

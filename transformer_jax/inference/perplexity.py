@@ -21,7 +21,7 @@ SCORING_TOKENS = 4096
 
 
 class SentenceScore(NamedTuple):
-    """How well a model predicts one reference. Token counts include the end token."""
+    """How well a model predicts one reference. Token counts include the end-of-sentence token."""
 
     source_tokens: int
     target_tokens: int
@@ -67,7 +67,7 @@ def score_tokens(
 ) -> list[Float[np.ndarray, " _"]]:
     """Return the negative log-likelihood of each target token in nats, in the order of the pairs.
 
-    The last token of a sentence is the end token.
+    The last token of a sentence is the end-of-sentence token.
     """
     batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
@@ -79,6 +79,9 @@ def score_tokens(
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token, including end tokens, without label smoothing (Table 3)."""
+    """Return the perplexity per token, without label smoothing (Table 3).
+
+    The tokens include end-of-sentence tokens.
+    """
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

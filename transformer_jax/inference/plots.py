@@ -26,18 +26,18 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# Means over fewer sentences are not plotted.
+# The minimum number of sentences for a plotted mean.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
-# The quantile of the normal distribution for 95% intervals.
+# The standard normal quantile for 95% confidence intervals.
 QUANTILE = 1.96
 
 
 def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
-    """Plot the encoder's positional encodings and the map from PE(pos) to PE(pos + offset).
+    """Plot the encoder's positional encodings and the linear map from PE(pos) to PE(pos + offset).
 
     A learned table appears next to the paper's sinusoids and the initial table of a run with the
-    same seed. `num_positions` defaults to 128, or to the number of positions if that is smaller.
+    same seed. `num_positions` defaults to 128, or to the model's maximum if that is smaller.
 
     Raises:
         UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
@@ -117,14 +117,14 @@ def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> C
 
 
 def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
-    """Return the loss per token in groups of sentences of similar length."""
+    """Return the loss per token for each group of sentences of similar length."""
     lengths = np.array([len(x) for x in losses])
     totals = np.array([x.sum(dtype=float) for x in losses])
     points: list[tuple[float, ...]] = []
     for group in _group_lengths(lengths):
         n, total = lengths[group], totals[group]
         mean = float(total.sum() / n.sum())
-        # This is the standard error of a ratio of sums.
+        # The interval uses the standard error of a ratio of sums.
         errors = total - mean * n
         half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
         points.append((float(n.mean()), mean, mean - half, mean + half))

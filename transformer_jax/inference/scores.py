@@ -9,7 +9,7 @@ import sacrebleu
 
 from transformer_jax.errors import DataError
 
-# The paper's script splits text as bytes, so only ASCII whitespace separates words.
+# The paper's script treats text as bytes, so only ASCII whitespace separates words.
 COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
 
 
@@ -27,7 +27,7 @@ class Scores:
     """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
     brevity_penalty: float
     lengths: list[int]
-    """The numbers of words in all translations and in all references."""
+    """The total numbers of words in the translations and in the references."""
     chrf: float
     """chrF2, in percent."""
     chrf_signature: str
@@ -43,9 +43,9 @@ class Scores:
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return BLEU with this tokenizer, and chrF.
+    """Return a BLEU metric with this tokenizer, and a chrF metric.
 
-    If `warn` is true, BLEU warns about tokenized text.
+    If `warn` is true, BLEU warns about text that is already tokenized.
     """
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
@@ -93,10 +93,11 @@ def compound_bleu(
 ) -> float | None:
     """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    On both sides, punctuation is replaced as in Moses's `replace-unicode-punctuation.perl`, and the
-    text is tokenized as in `tokenizer.perl -l de` and split at hyphens. BLEU is computed as in
-    `multi-bleu.perl`, without smoothing. If `tokenizer` is "none", the text must already be
-    tokenized. Return None if `tokenizer` splits text into characters, because no compounds remain.
+    In hypotheses and references, punctuation is replaced as in Moses's
+    `replace-unicode-punctuation.perl`, and the text is tokenized as in `tokenizer.perl -l de` and
+    split at hyphens. BLEU is computed as in `multi-bleu.perl`, without smoothing. If `tokenizer`
+    is "none", the text must already be tokenized. Return None if `tokenizer` splits text into
+    characters, because no compounds remain.
     """
     if tokenizer in ("char", "zh"):
         return None

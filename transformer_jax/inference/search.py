@@ -1,8 +1,8 @@
-"""Beam search over any step function (section 6.1).
+"""Beam search with any step function (section 6.1).
 
 A step function reads the latest token of each hypothesis and returns the logits for the next token.
-The search space is all sequences of at most `limit` tokens that end in `eos`: at the last position,
-only `eos` is allowed.
+The search space consists of all sequences of at most `limit` tokens that end in `eos`. At the last
+position, only `eos` is allowed.
 
 Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
 translation, C candidates (J times min(2 J, N)).
@@ -25,9 +25,9 @@ Step = Callable[
 ]
 """A function from (latest tokens, position, ancestors, state) to (next tokens' logits, state).
 
-When hypotheses change slots, the search does not reorder the state. Instead, `ancestors` shows
-where a step function stored what it computed for each token: token l of the hypothesis now in slot
-j was read in the beam slot ancestors[b, j, l].
+When hypotheses change slots, the search does not reorder the state. Instead, `ancestors` records
+where the step function stored its results for each token. For the hypothesis that is now in beam
+slot j, the step function read token l in beam slot ancestors[b, j, l].
 """
 
 # The log-probability and the score of an empty slot, which are lower than those of any hypothesis.
@@ -55,8 +55,7 @@ class Translations(NamedTuple):
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
     scores: Float[Array, "B J"]
-    """The log-probability divided by the length penalty; `NEG_INF` for a slot without a
-    hypothesis."""
+    """The log-probability divided by the length penalty, or `NEG_INF` for an empty slot."""
 
 
 class _Search(NamedTuple):
@@ -74,7 +73,7 @@ class _Search(NamedTuple):
 class _Beam(NamedTuple):
     """The hypotheses after `position` tokens: J live ones and J finished ones per sentence.
 
-    An empty slot has a log-probability or a score of `NEG_INF`. Finished hypotheses are sorted by
+    The log-probability or score of an empty slot is `NEG_INF`. Finished hypotheses are sorted by
     score, best first.
     """
 
@@ -92,10 +91,11 @@ class _Beam(NamedTuple):
 EndRule = Callable[
     [_Beam, Float[Array, "B J"], Float[Array, "B C"], Bool[Array, "B 1"]], Bool[Array, "B J"]
 ]
-"""A function that returns which live hypotheses can finish at a step.
+"""A function that decides which live hypotheses can finish at a step.
 
-The arguments are the beam, the log-probabilities of all hypotheses followed by `eos` and of the
-likeliest other continuations, and whether each sentence has reached its limit.
+The arguments are the beam, the log-probability of each hypothesis followed by `eos`, the
+log-probabilities of the likeliest other continuations, and whether each sentence has reached its
+limit.
 """
 
 
@@ -105,7 +105,7 @@ def end_if_likely(
     candidates: Float[Array, "B C"],
     is_last: Bool[Array, "B 1"],
 ) -> Bool[Array, "B J"]:
-    """Let a hypothesis finish if finishing is one of its sentence's 2 J likeliest continuations.
+    """Let a hypothesis finish if `eos` is among its sentence's 2 J likeliest continuations.
 
     If a sentence would otherwise have no finished hypothesis at the limit, all of its live
     hypotheses can finish there.
@@ -124,8 +124,8 @@ def end_any(beam: _Beam, *_: object) -> Bool[Array, "B J"]:
     return beam.live_log_probs > NEG_INF / 2
 
 
-# The paper does not say which hypotheses can finish (section 6.1). `tensor2tensor` is the rule in
-# the authors' code.
+# The paper does not say which hypotheses can finish (section 6.1). The authors' code uses the rule
+# `tensor2tensor`.
 END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
 
 
@@ -159,8 +159,9 @@ def beam_search(
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     `num_best` is at most `beam_size`. Log-probabilities never increase, and the penalty that
-    divides them is largest at `limit`, so log_prob / penalty(limit) bounds every score that a live
-    hypothesis can reach. Finished hypotheses have separate slots and never displace live ones.
+    divides them is largest at `limit`, so log_prob / penalty(limit) is an upper bound on every
+    score that a live hypothesis can reach. Finished hypotheses have separate slots and never
+    displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
     search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
@@ -186,7 +187,7 @@ def beam_search(
 def _extend(search: _Search, beam: _Beam) -> _Beam:
     """Finish the hypotheses that can finish, and extend the likeliest hypotheses by one token."""
     sentences, beam_size = beam.last_tokens.shape
-    # The length of all live hypotheses after this step, and of those that finish, including `eos`.
+    # The length of every hypothesis after this step, including the `eos` of those that finish.
     length = beam.position + 1
     is_last = (length >= search.limit)[:, None]
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
@@ -233,12 +234,12 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
         finished_tokens=finished_tokens,
         finished_scores=finished_scores,
         is_done=beam.is_done | ~can_improve,
-        state=state,  # The search does not reorder it; `ancestors` records the moves.
+        state=state,  # The search does not reorder the state; `ancestors` records the moves.
     )
 
 
 def forbid(logits: Float[Array, "*B N"], tokens: tuple[int, ...]) -> Float[Array, "*B N"]:
-    """Lower the logits of some tokens to `NEG_INF`."""
+    """Set the logits of the given tokens to `NEG_INF`."""
     for token in tokens:
         logits = jnp.where(jnp.arange(logits.shape[-1]) == token, NEG_INF, logits)
     return logits

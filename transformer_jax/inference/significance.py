@@ -67,7 +67,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Suppress the warning, because it was already issued when each evaluation was scored.
+    # Suppress the warning about tokenized text, because scoring each evaluation already issued it.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -114,7 +114,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
 ) -> JsonObject:
-    """Return a comparison as JSON data that contains no paths.
+    """Return a comparison as JSON data without file paths.
 
     `evaluation` is the baseline's evaluation.
     """

@@ -17,7 +17,7 @@ from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.text import printable
 
-# The metrics whose curves the summary shows, with their formats.
+# The metrics that the summary plots, with their number formats.
 CURVES = {"train/loss": ".3f", "dev/perplexity": ".3f", "dev/bleu": ".1f"}
 FORMATS: Mapping[str, str] = {"perplexity": ".3f", "bleu": ".2f", "chrf": ".2f", "alpha": "g"}
 MAX_EVALUATIONS = 12

@@ -30,7 +30,10 @@ TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, d
 
 
 def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
-    """Raise DataError if a task cannot score these references. Call this before a long search."""
+    """Raise DataError if a task cannot score these references.
+
+    Call this function before a long search.
+    """
     if (task := TASKS.get(name)) is not None:
         task.check(sources, references)
 

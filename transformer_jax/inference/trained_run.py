@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 Option = Any
-"""The value of a field of `DecodeConfig`. The fields have different types."""
+"""The value of a `DecodeConfig` field. The fields have different types."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A model with its parameters and vocabulary, on JAX's default device.
 
-    A run is equal only to itself, because arrays have no single truth value.
+    A run is equal only to itself, because comparing arrays does not give a single truth value.
 
     Raises:
         UsageError: the parameters do not match the model.
@@ -108,10 +108,10 @@ class Run:
         return build_model(self.config.model, **self.vocabulary.sizes)
 
     def translator(self, **decode: Option) -> Translator:
-        """Return a translator for the run's `decode` config, with these fields overridden.
+        """Return a translator for the run's decode config. Keyword arguments override its fields.
 
         Raises:
-            UsageError: `average_checkpoints` is overridden, although the parameters are loaded.
+            UsageError: an argument changes `average_checkpoints` after the parameters are loaded.
         """
         config = replace(self.config.decode, **decode)
         if config.average_checkpoints != self.config.decode.average_checkpoints:
@@ -140,7 +140,7 @@ class Run:
         """Return up to `num_best` translations of each line with their scores, best first.
 
         A line always has at least one translation, but it has fewer than `num_best` if the search
-        does not finish enough hypotheses. This often happens if `decode.beam_end` is
+        does not finish enough hypotheses. Often, few hypotheses finish if `decode.beam_end` is
         "tensor2tensor" and the model rarely predicts the end of a sentence.
 
         Raises a UsageError if `num_best` is not between 1 and the beam size. Also raises the same
@@ -184,8 +184,8 @@ def load(
     """Load a run onto JAX's default device, without executing or changing any of its files.
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
-    `step`, which defaults to the latest step. If `average_checkpoints` is 1, any checkpoint works,
-    even one that was saved off schedule. By default, `average_checkpoints` is the run's
+    `step`, which defaults to the latest step. If `average_checkpoints` is 1, `load` accepts any
+    checkpoint, even an unscheduled one. By default, `average_checkpoints` is the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
     a warning and averages the existing ones.
 

@@ -22,10 +22,9 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of sentences in a batch, which is fixed so that each width requires only one compiled
-# program.
+# The number of rows in a batch. It is fixed so that XLA compiles only one program per width.
 ROWS = 32
-# Shorter sources are padded to this width, so that they share one program.
+# The minimum padded width of a source, so that short sources share one compiled program.
 MIN_WIDTH = 16
 
 
@@ -39,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 
 def padded_length(length: int, longest: int | None) -> int:
-    """Round a length up to a power of two, at least `MIN_WIDTH`, but at most to `longest`."""
+    """Round a length up to a power of two, but to at least `MIN_WIDTH` and at most `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
@@ -90,12 +89,12 @@ class Translator:
     """A translator for one model and decode config; it compiles the search once per width."""
 
     def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
-        """Prepare to translate.
+        """Check that the vocabulary fits the model, and store the arguments.
 
         Raises:
-            ValueError: the model and the vocabulary have different sizes.
+            ValueError: the vocabulary does not have the size that the model expects.
         """
-        # On a device, an index past the end of an array would not raise an error.
+        # On a device, an out-of-range token ID does not raise an error.
         expected = model.source_vocab_size or model.vocab_size, model.vocab_size
         sizes = len(vocabulary.source), len(vocabulary.target)
         if sizes != expected:
@@ -249,7 +248,7 @@ class Translator:
 
 
 def _check_text(name: str, line: str) -> None:
-    """Raise a DataError if a line has surrogates, as Python reads arguments that are not UTF-8."""
+    """Raise a DataError if a line has surrogates, which Python uses for invalid UTF-8 bytes."""
     try:
         line.encode()
     except UnicodeEncodeError as error:

@@ -39,10 +39,10 @@ MIN_POSITIONS = 512
 
 
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
-    """Write a run to a new folder that `ctranslate2.Translator` can open.
+    """Export a run's model to a new folder that `ctranslate2.Translator` can load.
 
-    With int8, the matrices are rounded, and each row has its own scale. With bfloat16, all
-    parameters are rounded.
+    With int8, matrices are quantized with one scale per row. With bfloat16, all parameters are
+    rounded.
 
     Raises:
         UsageError: the folder exists, or CTranslate2 is not installed or cannot express the model.
@@ -59,7 +59,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
     check_ctranslate2(run.config)
     specs = import_optional("ctranslate2.specs")
     config, vocabulary = run.config.model, run.vocabulary
-    # Round to bfloat16 here, because CTranslate2 would need PyTorch to do it.
+    # Round to bfloat16 here, because CTranslate2 needs PyTorch for this conversion.
     dtype = jnp.dtype("bfloat16" if quantization == "bfloat16" else "float32")
     params = jax.tree.map(lambda x: np.asarray(x, dtype), without_padding(run).params)
     is_pre, d_model = config.layer_norm == "pre", config.num_heads * config.d_k
@@ -97,7 +97,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run. If padding is the decoder's start token, exclude it from predictions.
+    """Return the run; if padding is the decoder's start token, exclude padding from predictions.
 
     CTranslate2 can exclude a token only through a logit bias, so its softmax gives padding a
     probability of zero.
@@ -141,7 +141,7 @@ def _set_attention(spec: Specification, params: Params, name: str, config: Model
 
 
 def _set_linear(spec: Specification, *modules: Params, num_input_axes: int = 1) -> None:
-    """Concatenate the outputs of `Dense` modules with kernels [in, out] and biases [out]."""
+    """Concatenate `Dense` modules (kernels [in, out], biases [out]) into one linear layer."""
     kernels = [module["kernel"] for module in modules]
     matrices = [x.reshape(math.prod(x.shape[:num_input_axes]), -1).T for x in kernels]
     spec.weight = np.ascontiguousarray(np.concatenate(matrices))

@@ -1,4 +1,4 @@
-"""Write a model to a folder that transformers' `MarianMTModel` and `MarianTokenizer` can open."""
+"""Write a model to a folder that transformers' `MarianMTModel` and `MarianTokenizer` can load."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ MIN_POSITIONS = 512
 
 
 def export_marian(run: Run, path: Path) -> None:
-    """Write a run to a new folder in Marian's format, in float32.
+    """Export a run's model in float32 to a new folder in Marian's format.
 
     Layer normalization in Marian always uses `LAYER_NORM_EPSILON`.
 

@@ -1,4 +1,4 @@
-"""Read a folder in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
+"""Read a model in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
 
 The folder is untrusted. This module does not execute anything from the folder. It rejects links,
 special files, and oversized files, and it checks all names and shapes before it uses the arrays. It
@@ -39,7 +39,7 @@ from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder, check_no_links
 from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER, check_size, read_limited
 
-# safetensors rejects longer headers.
+# The maximum size of a safetensors header, in bytes. The library rejects larger headers.
 MAX_HEADER = 100_000_000
 # The maximum difference between stored positional encodings and the sinusoids. In half precision,
 # the rounding errors are less than 5e-4.
@@ -47,7 +47,7 @@ MAX_POSITION_ERROR = 1e-3
 
 
 def is_marian(path: Path) -> bool:
-    """Return whether a folder contains a transformers model rather than a run."""
+    """Return whether a folder contains a Hugging Face model rather than a run."""
     return (path / "config.json").is_file() and not (path / "run.json").exists()
 
 
@@ -71,8 +71,8 @@ def read_marian(path: Path) -> Run:
     config = read_config(path, settings, generation, vocabulary)
     max_length = int(min(config.model.max_length, _read_longest_source(path)))
     arrays = _read_weights(path, config.model, vocabulary)
-    # Biases are optional in this package. Leave out biases that are zero. However, if the decoder
-    # reads padding first, keep the logit biases, because the export to CTranslate2 needs the
+    # Biases are optional in this package. Leave out biases that are zero. However, if padding is
+    # the decoder's start token, keep the logit biases, because the export to CTranslate2 needs the
     # padding token's bias.
     config = config.change(
         data={"max_length": min(config.data.max_length, max_length)},
@@ -89,7 +89,7 @@ def read_marian(path: Path) -> Run:
 
 
 def _read_longest_source(path: Path) -> float:
-    """Return the tokenizer's limit on the length of a source, or infinity if it has no limit."""
+    """Return the tokenizer's limit on the source length, or infinity if there is no limit."""
     file = path / "tokenizer_config.json"
     longest = _read_optional_json(file).get("model_max_length")
     if longest is None:
@@ -172,9 +172,10 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the arrays; check that positions are sinusoids and that tied tables are equal."""
+    """Read the weights; check that positions are sinusoidal and that tied tables are equal."""
     model = build_transformer(config, **vocabulary.sizes)
-    # A config can require more parameters than fit in memory, so create no arrays before the check.
+    # A config can require more parameters than fit in memory, so check the file before
+    # creating any arrays.
     shapes = marian_shapes(config, parameter_shapes(abstract_params(model)))
     optional: dict[str, tuple[int, ...]] = dict.fromkeys(
         POSITIONS, (config.max_length, config.d_model)

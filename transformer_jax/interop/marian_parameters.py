@@ -1,8 +1,8 @@
 """Convert parameters to and from the names and layout of Hugging Face's `MarianMTModel`.
 
 Marian's positional encodings have the same angles as the paper's, but all sines come before all
-cosines, whereas the paper interleaves them. Permuting the channels of all parameters in the same
-way gives an equivalent model.
+cosines, whereas the paper interleaves sines and cosines. Permuting the channels of all parameters
+in the same way gives an equivalent model.
 
 Shapes: D d_model, N vocab_size.
 """
@@ -38,10 +38,10 @@ NORMS = {
 
 
 class Module(NamedTuple):
-    """A module that exists in both programs."""
+    """A module that exists both in this package and in Marian."""
 
     name: str
-    """Its name in this package, such as `encoder_0.self_attention.query`."""
+    """The module's name in this package, such as `encoder_0.self_attention.query`."""
     marian_name: str
     reads_channels: bool
     """Whether the last axis of Marian's weight is d_model. If not, d_model is the first axis of the
@@ -51,7 +51,8 @@ class Module(NamedTuple):
 def to_marian(config: ModelConfig, params: Params, vocabulary: Vocabulary | None = None) -> Arrays:
     """Convert parameters or their gradients to Marian's names, channel order, and token order.
 
-    Biases that are missing from the model become zeros. By default, the token order is the same.
+    Biases that are missing from the model become zeros. Without `vocabulary`, tokens keep their
+    order.
     """
     params = flatten_params(params)
     channels = channel_order(config.d_model)
@@ -68,8 +69,8 @@ def to_marian(config: ModelConfig, params: Params, vocabulary: Vocabulary | None
         if "norm" in module.marian_name:
             weight = params[f"{module.name}.scale"]
         else:
-            # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis can
-            # be split into heads.
+            # A kernel has shape [in, out], and Marian's weight has shape [out, in]. Either axis of
+            # the kernel can be split into heads.
             kernel = params[f"{module.name}.kernel"]
             inputs = kernel.shape[0] if module.reads_channels else -1
             weight = kernel.reshape(inputs, -1 if module.reads_channels else config.d_model).T
@@ -99,7 +100,7 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
 
 
 def from_marian(config: ModelConfig, arrays: Arrays, vocabulary: Vocabulary) -> Params:
-    """Invert `to_marian`: return the parameters that it converted to `arrays`.
+    """Invert `to_marian`: convert Marian's arrays to this package's parameters.
 
     Attention biases and logit biases are omitted unless the config enables them.
     """
@@ -152,12 +153,12 @@ def table_names(names: Collection[str]) -> dict[str, str]:
 
 
 def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
-    """Return the paper's channel for each Marian channel. Marian orders sines before cosines."""
+    """Return the paper's channel for each Marian channel. Marian puts sines before cosines."""
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 
 def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N"] | slice:
-    """Return Marian's ID for each row of a parameter, or `slice(None)` if no ID differs."""
+    """Return Marian's ID for each row of a parameter; `slice(None)` if Marian uses the same IDs."""
     if vocabulary is None:
         return slice(None)
     tokenizer = vocabulary.source if name.startswith("source") else vocabulary.target

@@ -32,7 +32,7 @@ def model_settings(
 ) -> dict[str, object]:
     """Return the content of Marian's config.json.
 
-    The sizes come from `Vocabulary.sizes`. `table` is the target's token table, if any.
+    The vocabulary sizes come from `Vocabulary.sizes`. `table` is the target's token table, if any.
     """
     widths = {"ffn_dim": config.d_ff, "attention_heads": config.num_heads}
     encoder_layers, decoder_layers = config.layers_per_stack
@@ -136,7 +136,7 @@ def has_package_ids(table: TokenTable) -> bool:
 def read_config(
     path: Path, settings: JsonObject, generation: JsonObject, vocabulary: Vocabulary
 ) -> Config:
-    """Return a folder's config, with attention biases and logit biases enabled.
+    """Return the config of a Marian model, with attention biases and logit biases enabled.
 
     Translations use the same beam size and length penalty as `generate`. `model.max_length` is the
     number of positions.

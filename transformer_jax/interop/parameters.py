@@ -26,7 +26,7 @@ def flatten_params(params: Params) -> Arrays:
 
 
 def unflatten_params(arrays: Mapping[str, np.ndarray]) -> Params:
-    """Invert `flatten_params`: return the parameters that it converted to `arrays`."""
+    """Invert `flatten_params`: convert arrays with flat names to nested parameters."""
     return dict(unflatten_dict(dict(arrays), sep="."))
 
 
@@ -73,7 +73,7 @@ def read_arrays(
         with safetensors.safe_open(path, framework="numpy") as file:
             names = list(file.keys())
             slices = {name: file.get_slice(name) for name in names}
-            # Check everything before reading the arrays.
+            # Check all names, shapes, and types before reading the arrays.
             stored = {
                 k: StoredArray(tuple(x.get_shape()), x.get_dtype()) for k, x in slices.items()
             }

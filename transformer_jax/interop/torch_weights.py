@@ -1,4 +1,4 @@
-"""Read `pytorch_model.bin` with PyTorch's weights-only loader, which does not execute anything."""
+"""Read `pytorch_model.bin` with PyTorch's weights-only loader, which does not execute code."""
 
 import re
 import struct
@@ -13,7 +13,7 @@ from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.interop.optional import import_optional
 from transformer_jax.interop.parameters import Arrays, Shapes, StoredArray, check_arrays
 
-# In earlier versions, a malicious file can make the weights-only loader execute code.
+# In earlier versions of PyTorch, a malicious file can make the weights-only loader execute code.
 MIN_TORCH = (2, 10)
 TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
 
@@ -57,7 +57,7 @@ def _load(torch: ModuleType, path: Path, max_bytes: int) -> object:
             if sum(entry.file_size for entry in entries) > max_bytes:
                 raise StorageError(f"{path} is invalid: it unpacks to more than its config implies")
         with warnings.catch_warnings():
-            # PyTorch warns about files that it then rejects.
+            # PyTorch issues warnings about files that it then rejects.
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:

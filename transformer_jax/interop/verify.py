@@ -1,7 +1,7 @@
 """Verify an exported model by comparing its translations with the run's (section 6.1).
 
-Both programs search greedily, because the rules that end their beam searches differ. The
-compared scores are the two programs' log-probabilities for the same translations.
+Both programs use greedy search, because their stopping rules for beam search differ. The compared
+scores are the two programs' log-probabilities for the same translations.
 """
 
 import itertools
@@ -41,7 +41,7 @@ class System(Protocol):
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, excluding the end token.
+        """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token.
 
         By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
         """
@@ -51,7 +51,7 @@ class System(Protocol):
 
 
 class Verification(NamedTuple):
-    """The result of a comparison."""
+    """The result of comparing an exported model with its run."""
 
     sentences: int
     equal: int
@@ -100,14 +100,14 @@ def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Veri
 
 
 def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
-    """Return source lines from the development set, or random tokens if it has too few lines."""
+    """Return source lines from the development set, or random lines if too few are available."""
     lines = dev_lines(run, count)
     if len(lines) < count:
         vocabulary = run.vocabulary.source
         shape = 10 * count, min(RANDOM_LENGTH, run.translator().longest_source - 1)
         rng = np.random.default_rng(0)
         lines = vocabulary.decode(rng.integers(UNKNOWN + 1, len(vocabulary), shape).tolist())
-        # The encoded text can have more tokens than the random sequence.
+        # Encoding the text again can give more tokens than the random sequence had.
         lines = _select_lines(run, lines)[:count]
     return lines
 
@@ -171,13 +171,13 @@ def find_translations(
 
 
 class CTranslate2System:
-    """A folder in CTranslate2's format, opened with CTranslate2 on one CPU thread.
+    """A model in CTranslate2's format, loaded with CTranslate2 on one CPU thread.
 
-    A line must not begin with a language code, because SentencePiece would split it.
+    A line must not begin with a language code, because SentencePiece would split the code.
     """
 
     def __init__(self, folder: Path, quantization: str = "float32", *, patience: float = 1) -> None:
-        """Open the folder; raise a UsageError if CTranslate2 is not installed.
+        """Load the model; raise a UsageError if CTranslate2 is not installed.
 
         A beam search ends when it has finished `beam_size * patience` hypotheses.
         """
@@ -192,7 +192,7 @@ class CTranslate2System:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, excluding the end token."""
+        """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token."""
         source = [self._tokenizer.encode(line, out_type=str)]
         [result] = self._translator.translate_batch(
             source,
@@ -213,10 +213,10 @@ class CTranslate2System:
 
 
 class MarianSystem:
-    """A folder in Marian's format, opened with transformers."""
+    """A model in Marian's format, loaded with Hugging Face's transformers."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder; raise a UsageError if transformers or PyTorch is not installed."""
+        """Load the model; raise a UsageError if transformers or PyTorch is not installed."""
         self._torch = import_optional("torch", "torch")
         transformers = import_optional("transformers", "'transformers>=5'")
         transformers.utils.logging.disable_progress_bar()
@@ -230,7 +230,7 @@ class MarianSystem:
     def translate(
         self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
     ) -> list[str]:
-        """Return a translation of at most `max_tokens` tokens, excluding the end token."""
+        """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and end of the sentence.
         options: dict[str, int | float] = {"num_beams": beam_size, "max_length": max_tokens + 2}

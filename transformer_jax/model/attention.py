@@ -29,7 +29,8 @@ Flax module."""
 class Positions(NamedTuple):
     """The query and key positions within their sentences, counted from 0.
 
-    Only variants read them. The paper adds positions to the embeddings instead.
+    Only variants use these positions. The paper adds positional encodings to the embeddings
+    instead.
     """
 
     queries: Int[Array, " T"]
@@ -37,7 +38,7 @@ class Positions(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The projected inputs of all heads, grouped so that a variant can replace single arrays."""
+    """The heads' projected inputs, grouped so that a variant can replace individual arrays."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]
@@ -49,18 +50,18 @@ class Heads(NamedTuple):
 def dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key as q k.
+    """Score each query against each key with their dot product, q k.
 
     The paper scales this score; see `scaled_dot_product`.
     """
-    # bfloat16 would round large scores.
+    # Keep at least float32 precision, because bfloat16 would round large scores.
     return multiply_to_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
 
 
 def scaled_dot_product(
     query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
 ) -> Float[Array, "B H T S"]:
-    """Score each query against each key as q k / sqrt(d_k).
+    """Score each query against each key with q k / sqrt(d_k).
 
     Without the scaling, the variance of the scores would grow with d_k, and large scores would push
     the softmax into regions with small gradients (section 3.2.1).
@@ -71,9 +72,9 @@ def scaled_dot_product(
 def masked_softmax(
     scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"]
 ) -> Float[Array, "B H T S"]:
-    """Turn scores into weights that sum to one over S (the softmax of equation 1).
+    """Convert scores to weights that sum to one over S (the softmax in equation 1).
 
-    If all keys of a query are masked, as in an empty row, the query gets uniform weights instead
+    If all of a query's keys are masked, as in an empty row, the query gets uniform weights instead
     of NaN.
     """
     # Use float32 or higher precision, because sums in bfloat16 lose small weights.
@@ -85,7 +86,7 @@ def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
     """Return the weighted averages of the values (equation 1)."""
-    # "bhtv" is the order of the underlying matrix product, so `einsum` does not transpose it.
+    # The underlying matrix product has the axis order "bhtv", so `einsum` adds no transpose.
     return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 
@@ -139,7 +140,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Attend from x to projected keys and values, for `__call__` and for cached decoding.
 
-        By default, query and key positions count up from 0.
+        By default, query and key positions start at 0.
         """
         if positions is None:
             positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))

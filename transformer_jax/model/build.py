@@ -1,4 +1,4 @@
-"""Build a model from a config. Only this file maps config values to Flax modules."""
+"""Build a Transformer from a config. Only this file maps config values to Transformer modules."""
 
 from functools import partial
 
@@ -30,8 +30,9 @@ from transformer_jax.model.variants.pre_norm import NormAndAdd
 from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoderLayer
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # The module that adds positions to the embeddings, and the self-attention that the scheme
-    # needs. None means that the scheme works with every attention implementation.
+    # Each value is a pair: the module that adds positional encodings to the embeddings, and the
+    # self-attention module that the scheme requires. None means that the scheme works with every
+    # attention implementation.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -72,7 +73,7 @@ def choose_components(config: ModelConfig) -> Components:
     add_positions, self_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
-    # The config rejects a window together with a scheme that needs its own self-attention.
+    # The config rejects a window if the position scheme requires its own self-attention.
     if config.attention_window is not None:
         self_attention = WindowedAttention
     attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]
@@ -99,10 +100,10 @@ def check_dtype(config: ModelConfig) -> None:
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
-    """Build the Transformer that the config describes. See `Transformer` for the vocabulary sizes.
+    """Build the Transformer that the config describes.
 
-    Equal arguments give models that compare equal, so `jax.jit` compiles each of the model's
-    functions only once.
+    See `EncoderDecoder` for the vocabulary sizes. Equal arguments produce models that compare
+    equal, so `jax.jit` compiles each of the model's functions only once.
 
     Raises:
         ConfigError: the architecture is not `transformer`, or the dtype is float64 and JAX's 64-bit

@@ -1,12 +1,13 @@
 """Cached decoding, which evaluates `Transformer.decode` one position at a time.
 
-A search keeps J hypotheses per sentence in J beam slots. When slot j reads token l, it writes the
-token's key and value to entry l J + j of the cache. Entries never move. When hypotheses move
-between slots, only `ancestors` changes: token l of the hypothesis now in slot j was read in slot
-ancestors[b, j, l], so its key and value are in entry l J + ancestors[b, j, l].
+A search keeps J hypotheses per sentence in J beam slots. When the hypothesis in slot j reads token
+l, the model writes the token's key and value to cache entry l J + j. Cache entries never move. When
+hypotheses move between slots, only `ancestors` changes: for the hypothesis that is now in slot j,
+ancestors[b, j, l] is the slot that read token l, so the token's key and value are in cache entry
+l J + ancestors[b, j, l].
 
 Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
-per sentence, L maximum length of a translation, LJ = L J entries of a cache, _ any size.
+per sentence, L maximum translation length, LJ = L J cache entries, _ any size.
 """
 
 from typing import NamedTuple
@@ -32,9 +33,9 @@ class DecodingState(NamedTuple):
     """The arrays that decoding carries from step to step."""
 
     caches: list[KeyValueCache]
-    """For each layer, the keys [B, H, K, LJ] and values [B, H, LJ, V] of self-attention."""
+    """Each layer's self-attention keys [B, H, K, LJ] and values [B, H, LJ, V]."""
     memories: list[KeyValueCache]
-    """For each layer, the projected memory: keys [B, H, K, S] and values [B, H, S, V]."""
+    """Each layer's projection of the memory: keys [B, H, K, S] and values [B, H, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
@@ -44,13 +45,13 @@ class CacheView(NamedTuple):
     start: Int[Array, ""]
     """The index of the first of the J entries that this step writes."""
     mask: Bool[Array, "B 1 J LJ"]
-    """True for entries that contain the hypothesis's own tokens up to this position."""
+    """True for entries that contain the hypothesis's own tokens up to the current position."""
     positions: Positions
-    """The current position, repeated for J hypotheses, and the position of each entry."""
+    """The current position, repeated J times, and the position of each cache entry."""
 
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
-        """Return the view at a position, given the ancestors of each hypothesis."""
+        """Return the view at a position, given each hypothesis's ancestors."""
         sentences, num_hypotheses, length = ancestors.shape
         is_written = jnp.arange(length)[None, None, :, None] <= position
         # The shape is [B, J, L, J]: sentence, hypothesis, token, and slot.
@@ -91,8 +92,8 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `Transformer.decode` would return at `position`, counted from 0.
 
-    `tokens` contains the latest token of each hypothesis, and `ancestors` already includes this
-    position.
+    `tokens` contains the latest token of each hypothesis, and `ancestors` already includes the
+    current position.
     """
     model = model.bind({"params": params})
     # `AddPositions` takes one position per column, so make each hypothesis a row with T = 1.
@@ -116,7 +117,7 @@ def decode_layer(
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
     """Evaluate `DecoderLayer.__call__` at a single position, and cache the new keys and values.
 
-    Every change to one of these two functions must be made to the other, too.
+    Keep this function and `DecoderLayer.__call__` in sync.
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)

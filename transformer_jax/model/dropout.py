@@ -1,8 +1,9 @@
 """Dropout (section 5.4) with random bits that are almost free to compute.
 
-A mask is a hash of the random key and each element's index in the array, so it is the same on any
-number of devices. XLA fuses the hash into the operation that uses it and does not store the bits.
-If a device computes only some of the rows, the computation must run within `drawing_for_shard`.
+A hash of the random key and of each element's index in the array determines the dropout mask, so
+the mask is the same on any number of devices. XLA fuses the hash into the operation that uses it
+and does not store the bits. If a device computes only some of the rows, the computation must run
+within `drawing_for_shard`.
 """
 
 import functools
@@ -34,7 +35,7 @@ def drawing_for_shard(index: Int[Array, ""]) -> Iterator[None]:
 
 
 def skip_bits(rng: Array, count: UInt32[Array, ""]) -> Array:
-    """Return a key that gives index i the random bits that `rng` gives index i + `count`."""
+    """Return a key whose random bits at index i equal those of `rng` at index i + `count`."""
     # `random_bits` adds the key's first word to the index.
     first, second = jax.random.key_data(rng)
     data = jnp.stack([first + count, second])
@@ -53,7 +54,7 @@ def random_bits(rng: Array, index: UInt32[Array, "*shape"]) -> UInt32[Array, "*s
     """Return 32 random bits for each element of an array: a hash of the index and the key.
 
     The key must be a "threefry2x32" key, which is JAX's default. The shifts and the first two
-    multipliers are those of lowbias32 (Chris Wellons, hash-prospector). An extra round uses a third
+    multipliers come from lowbias32 (Chris Wellons, hash-prospector). An extra round uses a third
     multiplier, 2^32 divided by the golden ratio. Without this round, the masks of similar keys
     would be correlated.
     """

@@ -21,11 +21,11 @@ Params = dict[str, Any]
 Intermediates = Mapping[str, Any]
 """Values that modules recorded with `sow`, keyed by module and nested as in Flax."""
 EncoderOutput = PyTree
-"""The memory: arrays in any structure, which the model's decoder reads."""
+"""The memory: a PyTree of arrays that the model's decoder reads."""
 
 
 def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """Allow attention to everything except padding."""
+    """Return a mask that allows attention to everything except padding."""
     return (source != PAD)[:, None, None, :]
 
 
@@ -37,15 +37,15 @@ def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"
 class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, and a decoder reads it.
 
-    `Transformer` defines `encode` and `decode`. So do the recurrent and convolutional models in
-    `architectures`, which training and search treat in the same way.
+    Subclasses define `encode` and `decode`: `Transformer`, and the recurrent and convolutional
+    models in `architectures`. Training and search treat all of them in the same way.
     """
 
     config: ModelConfig
     vocab_size: int
-    """The size of the shared vocabulary, or of the target vocabulary if there are two."""
+    """The size of the shared vocabulary, or of the target vocabulary if the source has its own."""
     source_vocab_size: int | None = None
-    """The size of a separate source vocabulary. Differs from the paper, which shares it."""
+    """The size of a separate source vocabulary. Differs from the paper's shared vocabulary."""
 
     def setup(self) -> None:
         c = self.config
@@ -77,8 +77,9 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Array, "B T N"]:
         """Return the logits for each target token, given the source and the earlier target tokens.
 
-        Each row contains tokens, the end token, and then padding. This method shifts the target, so
-        the labels are the target itself. Training needs `rngs={"dropout": key}`.
+        Each row contains tokens, the end-of-sentence token, and then padding. This method shifts
+        the target to get the decoder's input, so the labels are the unshifted target. Training
+        needs `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         decoder_input = shift_right(target, self.config.decoder_start_id)

@@ -1,7 +1,7 @@
 """Mask attention heads, as in Michel et al. (2019), without changing the model.
 
-Shapes: L layers, H heads. The first axis of a mask is the kind of attention, in the order of
-`KINDS`.
+Shapes: L layers, H heads. The first axis of a mask corresponds to the kinds of attention, in the
+order of `KINDS`.
 """
 
 import re
@@ -16,7 +16,7 @@ from transformer_jax.model.encoder_decoder import Params
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
 
-# For each kind of attention: the stack that uses it, and the module's name in each layer.
+# The stack that uses each kind of attention, and the name of the module in each layer.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),

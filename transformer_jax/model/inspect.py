@@ -64,7 +64,7 @@ def parameter_shapes(params: Params) -> dict[str, tuple[int, ...]]:
 def check_params(model: EncoderDecoder, params: Params) -> None:
     """Check that a model has exactly these parameters.
 
-    Flax ignores parameters that a model does not have, such as biases.
+    Flax itself ignores extra parameters, such as biases that the model does not have.
 
     Raises:
         UsageError: a parameter is missing or unknown, or has the wrong shape.
@@ -95,7 +95,7 @@ def position_table(
     """Return the vector that a stack adds to the embeddings at each position (section 3.5).
 
     `stack` is "encoder" or "decoder". The table is all zeros if the model does not encode
-    positions, or encodes them in self-attention.
+    positions or if it encodes them in self-attention.
     """
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 

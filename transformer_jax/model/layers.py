@@ -16,11 +16,11 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.model.positions import AddPositions
 
 Activation = Callable[[Array], Array]
-"""A function that is applied to each element, such as the ReLU."""
+"""An elementwise function, such as ReLU."""
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at each position (equation 2).
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, applied to each position (equation 2).
 
     `inner` holds the parameters W1 and b1, and `outer` holds W2 and b2. Variants replace the ReLU,
     max(0, x), with another activation function. The paper has no dropout between the two layers, so
@@ -46,9 +46,9 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Tensor2Tensor's names for these
-    methods are `layer_preprocess` and `layer_postprocess`. Only the pre-norm variant, `NormAndAdd`,
-    needs `enter`, because it normalizes before each sub-layer and once more after each stack.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Tensor2Tensor calls these methods
+    `layer_preprocess` and `layer_postprocess`. Only the pre-norm variant, `NormAndAdd`, needs
+    `enter`, because it normalizes before each sub-layer. It also normalizes after each stack.
     """
 
     config: ModelConfig
@@ -79,7 +79,8 @@ class Components:
     self_attention: type[MultiHeadAttention]
     causal_self_attention: type[MultiHeadAttention]
     """The decoder's self-attention, in which the mask hides later keys. This class differs from
-    `self_attention` only for T5 positions, which would waste half of their buckets on later keys.
+    `self_attention` only for T5 positions, which would otherwise waste half of their buckets on
+    later keys.
     """
     cross_attention: type[MultiHeadAttention]
     make_score: MakeScore

@@ -14,9 +14,9 @@ from transformer_jax.model.operations import matmul
 class Dense(nn.Module):
     """A linear layer, x W + b, at each position.
 
-    It equals `nn.DenseGeneral`, except that `matmul` chooses the fastest form for each platform. W
-    is initialized with Glorot uniform values, and b with zeros. The paper does not specify an
-    initializer. H heads of width K are initialized like a single matrix [D, H K].
+    It is equivalent to `nn.DenseGeneral`, except that `matmul` chooses the fastest form for each
+    platform. W is initialized with Glorot uniform values, and b with zeros. The paper does not
+    specify an initializer. H heads of width K are initialized like a single matrix [D, H K].
     """
 
     features: tuple[int, ...]

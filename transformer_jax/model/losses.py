@@ -49,7 +49,7 @@ def cross_entropy(
 
 
 def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Convert `smoothing` so that no part of it goes to the true token, as in Tensor2Tensor.
+    """Convert `smoothing` so that the true token gets no share of it, as in Tensor2Tensor.
 
     The true token then has a target probability of 1 - `smoothing`, and each other token has
     `smoothing` / (N - 1).

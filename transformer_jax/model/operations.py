@@ -27,13 +27,13 @@ def matmul(
 ) -> Float[Array, "..."]:
     """Multiply x of shape [B, T, in] or [B, in] by a matrix of shape [in, out]."""
     if target_platform() == "cpu":
-        # The gradient with respect to `matrix` sums over batch and positions, and XLA's CPU backend
-        # copies transposed operands for sums over two axes, so flatten these axes.
+        # The gradient with respect to `matrix` sums over the batch and position axes. For sums over
+        # two axes, XLA's CPU backend copies transposed operands, so flatten the two axes.
         input_size = math.prod(matrix.shape[:num_input_axes])
         flat, flat_matrix = x.reshape(-1, input_size), matrix.reshape(input_size, -1)
         y = jax.lax.dot(flat, flat_matrix, preferred_element_type=preferred_element_type)
         return y.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
-    # Elsewhere, do not flatten: on a TPU, flattening itself causes copies.
+    # On other platforms, do not flatten: on a TPU, for example, flattening itself causes copies.
     inputs = tuple(range(num_input_axes))
     contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
     return jax.lax.dot_general(
@@ -49,8 +49,8 @@ def multiply_to_float32(
     See `sum_dtype`. In contrast, the result of a `Dense` layer has the layer's `dtype`.
 
     The cotangent of the product is also in float32 or higher precision. On a GPU, the backward pass
-    rounds this cotangent to the dtype of x. Otherwise, it would multiply the float32 cotangent by a
-    bfloat16 operand in float32, at a fraction of the speed.
+    rounds this cotangent to the dtype of x. Without this rounding, the backward pass would
+    multiply the float32 cotangent by a bfloat16 operand in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
         return _round_cotangent(multiply, x, y)
@@ -92,7 +92,7 @@ def take_target(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Flo
 
     The gradient of a gather is a scatter. On a GPU, this scatter would need another array as large
     as the logits, whereas XLA fuses a masked sum into the other operations on the logits. On a CPU,
-    a masked sum is slower.
+    a masked sum is slower than a gather.
     """
     if target_platform() == "gpu":
         token = jax.lax.broadcasted_iota(target.dtype, logits.shape, 2)

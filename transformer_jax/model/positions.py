@@ -50,7 +50,7 @@ class AddLearnedPositions(AddPositions):
     """A module that adds learned vectors to the embeddings (row E of Table 3)."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """Return the rows of the table at these positions."""
+        """Return the table rows for these positions."""
         shape = self.max_positions, self.config.d_model
         table = self.param("positions", self.init_table, shape)
         return table[self.to_rows(positions)]
@@ -68,14 +68,14 @@ class AddLearnedPositions(AddPositions):
                 return sinusoid(jnp.arange(length), d_model)
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the row of the table for each position, which is the position itself.
+        """Return the table row for each position, which is the position itself.
 
-        On a device, an index past the end of an array does not raise an error. This check
-        does not cover cached decoding, which passes one position at a time, so `Translator` limits
-        the length of translations.
+        On a device, an index past the end of an array does not raise an error, so this method
+        checks the number of positions. The check does not cover cached decoding, which passes one
+        position at a time, so `Translator` limits the length of translations.
 
         Raises:
-            ValueError: there are more positions than rows.
+            ValueError: there are more positions than table rows.
         """
         if len(positions) > self.max_positions:
             raise ValueError(

@@ -29,7 +29,7 @@ def tracing_for(platform: str) -> Iterator[None]:
 
 
 def target_platform() -> Platform:
-    """Return the platform from the innermost `tracing_for`, or JAX's default platform."""
+    """Return the platform of the innermost `tracing_for` context, or JAX's default platform."""
     return _PLATFORM.get() or _to_platform(jax.default_backend())
 
 

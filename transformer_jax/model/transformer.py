@@ -11,7 +11,7 @@ from transformer_jax.model.layers import Components
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Let each position attend to itself and to earlier positions (section 3.2.3).
+    """Return a mask that lets positions attend to themselves and earlier positions (section 3.2.3).
 
     Padding does not need a mask, because it follows all target tokens.
     """

@@ -1,10 +1,10 @@
-"""Draw figures 1 and 2, partly from traced programs.
+"""Draw figures 1 and 2 of the paper, partly from traced programs.
 
 The sub-layers of figure 1 and the operations of scaled dot-product attention in figure 2 come from
 traced programs, so a different program produces different boxes. Flax names each operation after
 the modules that contain it, so a traced model lists its sub-layers in the order in which they run.
-The embeddings, the linear layer, and the softmax in figure 1 are fixed, and so is multi-head
-attention in figure 2.
+The embeddings, the linear layer, and the softmax in figure 1 are hard-coded, and so is
+multi-head attention in figure 2.
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ VOCABULARY = 100
 
 
 def draw_figure_1() -> Picture:
-    """Draw the paper's model."""
+    """Draw the architecture of the paper's model."""
     return draw_columns(describe_architecture(ModelConfig()))
 
 
 def describe_architecture(config: ModelConfig) -> list[Column]:
-    """Return the encoder and the decoder as columns."""
+    """Return the encoder and the decoder as columns of boxes."""
     model = build_transformer(config, VOCABULARY)
     tokens = jax.ShapeDtypeStruct((1, 3), jnp.int32)
 
@@ -98,7 +98,7 @@ def describe_attention() -> list[str]:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield all equations in order; replace each function call with the function's equations."""
+    """Yield a program's equations in order, replacing each function call with its equations."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
         if nested:
@@ -116,6 +116,6 @@ def _module_paths(jaxpr: Jaxpr) -> Iterator[list[str]]:
 
 
 def _sub_layers(paths: list[list[str]], layer: str) -> list[str]:
-    """Return the modules in a layer, in the order in which they run."""
+    """Return the names of a layer's modules, in the order in which they run."""
     names = (path[path.index(layer) + 1 :] for path in paths if layer in path)
     return list(dict.fromkeys(name[0] for name in names if name))

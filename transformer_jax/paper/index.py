@@ -9,8 +9,8 @@ import shlex
 import textwrap
 from dataclasses import dataclass
 
-# The maximum width of a line on the page, excluding the backslash at its end. The site shows 87
-# columns without scrolling on a screen of 1280 pixels.
+# The maximum width of a line on the page, excluding the backslash at its end. On a
+# screen that is 1280 pixels wide, the documentation site shows 87 columns without scrolling.
 MAX_COLUMNS = 85
 
 
@@ -22,9 +22,9 @@ class Item:
     """The name of the item, such as "Table 1"."""
     title: str
     test: str
-    """The test for this item, within tests/unit: FILE::FUNCTION."""
+    """The test for this item, as FILE::FUNCTION relative to tests/unit."""
     small: str = ""
-    """The command to run at small scale, or "" if this is the command that runs the test."""
+    """The command to run at small scale. If empty, the command that runs the test is used."""
     full: str = ""
     """The command to run at the paper's scale. Empty if the result does not depend on the scale."""
 
@@ -263,7 +263,7 @@ def _wrap(command: str) -> list[str]:
 
 
 def _split_long(word: str) -> list[str]:
-    """Split a long quoted word or test into parts, which the shell joins across lines."""
+    """Split a long quoted word or test name into parts, which the shell joins across lines."""
     if len(word) <= MAX_COLUMNS - 2:
         return [word]
     if word.startswith("'"):

@@ -19,7 +19,7 @@ class Program(NamedTuple):
     sequential: int
     """The length of the longest chain in which each product needs the previous product's result."""
     flops: int
-    """The FLOPs of all products. Each multiply-add counts as two."""
+    """The FLOPs of all products. Each multiply-add counts as two FLOPs."""
     data_flops: int
     """The FLOPs of products of two arrays that both depend on the input, as in attention. In all
     other products, one factor is a parameter."""
@@ -28,7 +28,7 @@ class Program(NamedTuple):
 
 
 class Value(NamedTuple):
-    """The properties of an array that the analysis tracks."""
+    """The array properties that the analysis tracks."""
 
     depth: int
     """The length of the longest chain of products that leads to the array."""
@@ -62,7 +62,7 @@ class _Counter:
     trips: int = 0
 
     def visit(self, jaxpr: Jaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """Return the properties of the outputs."""
+        """Return the properties of the program's outputs."""
         known: dict[Var, Value] = {var: Value(0, False) for var in jaxpr.constvars}
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -111,13 +111,13 @@ def _scan_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
     """Return the indices of a scan's first carried input and of its first stacked input."""
     if "num_consts" in params:
         return params["num_consts"], params["num_consts"] + params["num_carry"]
-    # From jax 0.12 on, a scan stores the constants, the carry, and the stacked inputs as trees.
+    # Starting with jax 0.12, scans store the constants, the carry, and the stacked inputs as trees.
     constants, carry, _ = (len(part.vals) for part in params["ft_in"].unpack())
     return constants, constants + carry
 
 
 def _join(values: Sequence[Value]) -> Value:
-    """Return the properties of an array that is computed from these arrays."""
+    """Return the properties of an array that is computed from arrays with the given properties."""
     depth = max((value.depth for value in values), default=0)
     return Value(depth, any(value.is_data for value in values))
 

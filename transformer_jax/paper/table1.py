@@ -3,6 +3,7 @@
 The paper derives complexity, sequential operations, and maximum path length by hand. This module
 computes these quantities from each layer's program and fits exponents to them. Time and memory are
 measured on JAX's default device.
+
 Shapes: B batch, T positions, D d_model.
 """
 
@@ -157,7 +158,7 @@ def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     try:
         return lowered.compile(compiler_options=CPU_OPTIONS)
     except jax.errors.JaxRuntimeError:
-        # This version of XLA does not have the option.
+        # This version of XLA does not support the option.
         return lowered.compile()
 
 

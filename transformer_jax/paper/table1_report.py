@@ -45,7 +45,7 @@ def summarize(measurements: Sequence[Measurement]) -> list[list[str]]:
 
 
 def list_details(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """Return a row for each measurement."""
+    """Return a table with a row for each measurement."""
     rows = [list(DETAILS)]
     for m in measurements:
         exact = (m.n, m.d, m.flops, m.all_flops, m.sequential, m.path)
@@ -56,7 +56,7 @@ def list_details(measurements: Sequence[Measurement]) -> list[list[str]]:
 
 
 def list_notes(measurements: Sequence[Measurement]) -> list[str]:
-    """Return sentences that explain the columns."""
+    """Return notes that explain the columns of the tables."""
     lengths, widths = sorted({m.n for m in measurements}), sorted({m.d for m in measurements})
     notes = [
         f"n from {lengths[0]:,} to {lengths[-1]:,}, d from {widths[0]:,} to {widths[-1]:,}, "
@@ -110,7 +110,7 @@ def _round(value: float) -> str:
 
 
 def _power(measurements: Sequence[Measurement], variable: str, quantity: str) -> str:
-    """Return a power such as "n^1.00", or "" if the variable has a single value."""
+    """Return a fitted power such as "n^1.00", or "" if the variable has a single value."""
     other = "d" if variable == "n" else "n"
     choose = min if other == "d" else max
     fixed = choose(getattr(m, other) for m in measurements)

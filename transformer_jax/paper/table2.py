@@ -18,13 +18,13 @@ class Training:
     model: str
     languages: str
     config: str
-    """The name of the shipped config."""
+    """The name of the config, which ships with this package."""
     bleu: float
-    """The paper's BLEU on newstest2014."""
+    """The paper's BLEU score on newstest2014."""
     hours: float
     """The paper's training time on 8 P100 GPUs."""
     text_bytes: float
-    """The approximate size of the text. The download is compressed, so it can be smaller."""
+    """The approximate size of the text, in bytes. The compressed download can be smaller."""
 
     @property
     def paper_flops(self) -> float:
@@ -56,7 +56,7 @@ TABLE2 = (
 
 
 def estimate_seconds(training: Training) -> float:
-    """Estimate the training time on all local devices."""
+    """Estimate the training time in seconds on all local devices."""
     config = load_config(training.config)
     return training.counted_flops / (ASSUMED_UTILIZATION * peak_flops(config.model.dtype))
 

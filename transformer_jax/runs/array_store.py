@@ -1,4 +1,4 @@
-"""Store trees of arrays on disk with Orbax. A restore returns the expected arrays or fails.
+"""Store trees of arrays on disk with Orbax, and validate them when they are restored.
 
 Orbax logs long messages about errors that it also raises. Importing this module silences Orbax's
 log, because callers report each error in one line.
@@ -29,9 +29,10 @@ REMOVAL_SECONDS = 10.0
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
-    """Start writing each tree to its own subfolder. After this call, the arrays may be donated.
+    """Start writing each tree to its own subfolder.
 
-    This function and the pending write's `result()` may raise any Orbax error.
+    After this function returns, the caller may donate the arrays. This function and the pending
+    write's `result()` may raise any Orbax error.
     """
     return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
@@ -59,7 +60,7 @@ def on_device(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
 
 
 def remove_partial(folder: Path, pattern: str) -> None:
-    """Remove partial writes. Retry for a while, because Orbax's threads may still be writing."""
+    """Remove incomplete writes. Retry for a while, because Orbax's threads may still be writing."""
     deadline = time.monotonic() + REMOVAL_SECONDS
     while (paths := sorted(folder.glob(pattern))) and time.monotonic() < deadline:
         for path in paths:

@@ -24,7 +24,7 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # The new name must also survive a power failure.
+    # Sync the folder, so that the replacement also survives a power failure.
     sync(path.parent)
 
 

@@ -22,7 +22,8 @@ def select_steps(
 
     The last selected step is `step`, which defaults to the latest available step. If `average` is
     more than 1, all selected steps are scheduled and consecutive. With `allow_fewer`, the result
-    may be shorter, and it contains only `step` if there are no scheduled checkpoints.
+    may contain fewer than `average` steps. If there are no scheduled checkpoints, it contains only
+    `step`.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.
@@ -60,7 +61,7 @@ def select_steps(
 
 
 def average_params(checkpoints: CheckpointManager, steps: Sequence[int], target: PyTree) -> PyTree:
-    """Return the mean parameters over these steps. `target` is passed to `array_store.restore`."""
+    """Return the mean of the parameters at these steps. See `array_store.restore` for `target`."""
     return next(average_last_params(checkpoints, steps, target, [len(steps)]))
 
 

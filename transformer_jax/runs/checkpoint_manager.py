@@ -47,7 +47,7 @@ class CheckpointManager:
         *,
         keep: int | None = None,
     ) -> None:
-        """Open or create a folder of checkpoints, all of which must have the given identity.
+        """Open or create a checkpoint folder. All checkpoints in it must have the given identity.
 
         The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
         If `keep` is None, it opens the folder read-only.
@@ -84,7 +84,7 @@ class CheckpointManager:
 
     @property
     def damaged_metadata(self) -> dict[int, str]:
-        """The damage to each checkpoint whose score is unknown because of it, keyed by step."""
+        """A description of the damage to each checkpoint with damaged metadata, keyed by step."""
         return dict(self._damage)
 
     def metadata(self, step: int) -> JsonObject:
@@ -99,8 +99,8 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        Print a line for each later checkpoint, which is damaged. Unless the folder is read-only,
-        rename it. Raise a StorageError if all checkpoints are damaged.
+        All later checkpoints are damaged. For each of them, print a line and, unless the folder is
+        read-only, rename the checkpoint. Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
         for step in reversed(self.steps):
@@ -177,7 +177,7 @@ class CheckpointManager:
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Return whether the last write failed. If so, the next call to `wait` raises its error."""
+        """Return whether the last write failed. If so, the next call to `wait` raises the error."""
         pending = self._pending
         return pending is not None and pending.done() and pending.exception() is not None
 

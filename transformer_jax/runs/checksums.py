@@ -34,7 +34,7 @@ def write(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise a CorruptionError unless a folder contains exactly the listed files, unchanged."""
+    """Raise a CorruptionError unless a folder's files match its SHA256SUMS file exactly."""
     digests = _read_digests(folder)
     names = set(_files(folder)) - {NAME}
     for name in sorted(digests.keys() ^ names):
@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return a file's contents; raise a CorruptionError if its digest differs."""
+    """Return a file's contents; raise a CorruptionError if they do not match their digest."""
     digests = _read_digests(folder)
     path = folder / name
     if name not in digests or name not in set(_files(folder)):
@@ -74,7 +74,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all files, relative to the folder, without following links."""
+    """Yield the path of each file, relative to the folder, without following links."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

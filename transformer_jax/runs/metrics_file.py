@@ -1,4 +1,4 @@
-"""The metrics.jsonl file, in which each line is one report of training metrics as JSON."""
+"""The metrics.jsonl file, in which each line is a report of training metrics in JSON."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ MAX_COUNT = 2**63 - 1
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the valid reports in the last `max_bytes` of a metrics.jsonl file.
+    """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file.
 
     The step of each report is a nonnegative integer; the other values can have any type. Return an
     empty list if the file does not exist.

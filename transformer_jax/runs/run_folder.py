@@ -88,7 +88,7 @@ class RunFolder:
     vocabulary: Vocabulary
     fingerprint: str
     package: Package | None = None
-    """How the run was packaged, or None if it was not. A packaged run cannot be trained."""
+    """How the run was packaged, or None if it is not packaged. A packaged run cannot be trained."""
 
     @property
     def checkpoints(self) -> Path:
@@ -108,7 +108,7 @@ class RunFolder:
         vocabulary: Vocabulary,
         fingerprint: str,
     ) -> "RunFolder":
-        """Create a run without checkpoints. See `build` for the errors."""
+        """Create a run without checkpoints. See `build` for the errors that this method raises."""
         with cls.build(path, config, vocabulary, fingerprint) as run:
             pass
         return replace(run, path=path)
@@ -127,7 +127,7 @@ class RunFolder:
     ) -> Iterator["RunFolder"]:
         """Yield a new run in a private folder, and rename the folder to `path` on exit.
 
-        If the context raises an error, the folder is deleted.
+        If the body of the `with` statement raises an error, the folder is deleted.
 
         Raises:
             UsageError: the path already exists; it is left unchanged.
@@ -141,14 +141,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Read a run from disk. No code in the folder is executed.
+        """Read a run from disk, without executing any code in the folder.
 
         Raises:
             UsageError: the path is not a run folder, or the run has a different format version.
             StorageError: the run cannot be read, or its files are inconsistent.
         """
         description = path / "run.json"
-        # If the name is too long, os.path.isfile returns False, whereas Path.is_file raises.
+        # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
         if not os.path.isfile(description):  # noqa: PTH113
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
@@ -252,7 +252,7 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
     """Yield a private folder, and rename it to `path` once it is complete.
 
     Raises:
-        UsageError: the path already exists. Nothing is changed.
+        UsageError: the path already exists; it is left unchanged.
         StorageError: the folder cannot be written.
     """
     check_available(path, is_package=is_package)
@@ -276,7 +276,7 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
 def check_available(path: Path, *, is_package: bool = False) -> None:
     """Raise a UsageError or StorageError if a run or package cannot be created at this path."""
     try:
-        # TensorBoard and Orbax reject other paths, but only after the run has been created.
+        # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
         str(path).encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"the path {path} is not UTF-8: choose another one") from error

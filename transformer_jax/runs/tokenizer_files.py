@@ -5,7 +5,7 @@
     tokenizer.source.model        the source language's model
     tokenizer.source.table.json   the source language's table
 
-The last two files exist only if the source has its own vocabulary.
+The source language's files exist only if it has its own vocabulary.
 """
 
 from pathlib import Path

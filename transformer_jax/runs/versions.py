@@ -18,7 +18,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def source_commit() -> str:
-    """Return this package's commit, followed by "+" if there are uncommitted changes.
+    """Return this package's Git commit, followed by "+" if there are uncommitted changes.
 
     Return "" if the package is not in a clone of its repository.
     """

@@ -58,7 +58,7 @@ def read_adhoc_status(run: SweepRun) -> RunStatus:
 
 
 def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
-    """Return the statuses of separately trained runs; raise UsageError if none has been scored."""
+    """Return the statuses of separately trained runs; raise UsageError if no run has scores."""
     statuses = [read_adhoc_status(run) for run in sweep.runs]
     if all(status.status != "done" for status in statuses):
         raise UsageError(f"{statuses[0].run.path} is {statuses[0].note}")

@@ -1,4 +1,4 @@
-"""Compile training steps to find how many of a target's devices each row of a sweep needs."""
+"""Compile training steps to determine how many target devices each row of a sweep needs."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -11,7 +11,7 @@ from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.sweeps.plan import Sweep
 
-# The number of devices that each row needs, or None if the target has too few.
+# The number of devices that each row needs, or None if the target has too few devices.
 Counts = Mapping[str, int | None]
 
 
@@ -20,12 +20,12 @@ def count_devices_of_rows(
 ) -> Counts:
     """Return how many devices each row needs, or None for a row that does not fit on the target.
 
-    The number is a power of two or the total number of devices. The largest assumed batch shape
-    determines it; see `assume_shapes`.
+    Each count is a power of two or the total number of devices. The row's largest assumed batch
+    shape determines the count; see `assume_shapes`.
 
     Raises:
-        UsageError: the target cannot run a row's attention, or this machine lacks the target's
-            compiler or cuDNN.
+        UsageError: the target does not support a row's attention implementation, or this machine
+            lacks the target's compiler or cuDNN.
     """
     for row in sweep.rows.values():
         check_attention(row.config, target)

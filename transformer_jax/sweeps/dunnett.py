@@ -1,4 +1,4 @@
-"""The distribution of the largest magnitude among correlated t statistics (Dunnett, 1955)."""
+"""The distribution of the maximum absolute value of correlated t statistics (Dunnett, 1955)."""
 
 import functools
 
@@ -6,12 +6,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special, stats
 
-# A matrix, stored as nested tuples because `lru_cache` requires hashable arguments.
+# A correlation matrix, stored as nested tuples because `lru_cache` requires hashable arguments.
 Correlation = tuple[tuple[float, ...], ...]
 
 
 def dunnett_probability(bound: float, correlation: Correlation, freedom: int) -> float:
-    """Return the probability that no component of a multivariate t exceeds `bound` in magnitude."""
+    """Return the probability that no correlated t statistic exceeds `bound` in absolute value."""
     if not bound:
         return 0.0
     maxima = _normal_maxima(correlation)
@@ -20,7 +20,7 @@ def dunnett_probability(bound: float, correlation: Correlation, freedom: int) ->
 
 @functools.lru_cache
 def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) -> float:
-    """Return the bound at which `dunnett_probability` equals `confidence`."""
+    """Return the bound for which `dunnett_probability` equals `confidence`."""
 
     def excess(bound: float) -> float:
         return dunnett_probability(bound, correlation, freedom) - confidence
@@ -30,10 +30,10 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 
 @functools.lru_cache
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
-    """Return quantiles of the largest magnitude among correlated normal variables.
+    """Return quantiles of the maximum absolute value of correlated normal variables.
 
-    The samples come from a Sobol sequence, so the result is accurate and deterministic. Each group
-    of 64 adjacent quantiles is averaged, which saves time at almost no cost in accuracy.
+    The samples come from a Sobol sequence, so the result is accurate and deterministic. To
+    save time, each group of 64 adjacent quantiles is averaged, with almost no loss of accuracy.
     """
     size = len(correlation)
     points = stats.qmc.Sobol(size, scramble=False).random_base2(16)

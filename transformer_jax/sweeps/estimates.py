@@ -13,7 +13,7 @@ ASSUMED_UTILIZATION = 0.3
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate how many seconds a run of each row takes if `num_parallel` runs train at once.
+    """Estimate how many seconds a run of each row takes if `num_parallel` runs train concurrently.
 
     The estimates are too high if batches contain a lot of padding or if the source and target
     differ in length, because `train_flops` counts full batches. The estimates are also too high if
@@ -30,7 +30,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 
 def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
-    """Return the number of runs left to train in each row, including fractions of runs.
+    """Return how many runs of each row remain, counting a partly trained run as a fraction.
 
     Failed runs count only if `retry_failed` is true.
     """

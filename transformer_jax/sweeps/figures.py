@@ -1,4 +1,4 @@
-"""Draw a report's figures as SVG. The same runs always produce the same bytes."""
+"""Draw a report's figures as SVG. The same runs always produce byte-identical figures."""
 
 import statistics
 
@@ -10,14 +10,15 @@ from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import PALETTE, Picture
 from transformer_jax.visualization.text import printable_label, truncate
 
-# Larger perplexities and NaN are plotted at this value. This limit is higher than the perplexity of
-# a uniform prediction over any vocabulary.
+# Larger perplexities and NaN are plotted at this value, which exceeds the perplexity of uniform
+# predictions over any vocabulary.
 MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, with simultaneous\n95% intervals"
-# If the seeds of a row differ widely, its interval may be much wider than the others. An interval
-# that extends beyond the farthest point by more typical half-widths than this ends at the edge.
+# If a row's scores vary widely across seeds, its interval may be much wider than the others. An
+# interval that extends more than this many typical half-widths beyond the farthest point is cut off
+# at the edge of the figure.
 MAX_HALVES = 3.0
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
@@ -75,7 +76,7 @@ def _mean_curve(row: RowResult) -> Curve:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the first row, followed by the others in order of decreasing difference from it."""
+    """Return the row names: the first row, then the others by decreasing difference from it."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity").difference

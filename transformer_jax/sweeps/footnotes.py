@@ -15,14 +15,14 @@ from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, 
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.tables import escape_markdown
 
-# The page that describes the analysis. It exists only in a clone of the repository.
+# The page that describes the statistical analysis. It exists only in a clone of the repository.
 STATISTICS = "docs/statistics.md"
 DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
 
 
 def list_footnotes(results: Results) -> list[str]:
-    """Return sentences that explain the tables, qualify the results, and list what is missing."""
+    """Return notes that explain the tables, qualify the results, and list runs without scores."""
     return [
         *describe_experiment(results.sweep, results.statuses),
         *_explain_columns(results),
@@ -34,14 +34,15 @@ def list_footnotes(results: Results) -> list[str]:
 
 
 def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str]:
-    """Return notes on the first row's corpus, budget, and search, and on other rows' budgets."""
+    """Describe the first row's corpus, budget, and search options, and the other rows' budgets."""
     configs = [config_as_trained([s for s in statuses if s.run.row == row]) for row in sweep.rows]
     data, train = configs[0].data, configs[0].train
     steps = _list_others([f"{config.train.steps:,}" for config in configs])
     scale = train.learning_rate_scale
     factor = "" if scale == 1 else f"{scale:g} times "
     scales = _list_others([f"{config.train.learning_rate_scale:g} times" for config in configs])
-    # Runs that were trained separately may be scored with options that are not in their configs.
+    # Separately trained runs may have been scored with search options other than those in their
+    # configs.
     scores = next((x for status in statuses for x in status.scores.values()), {})
     stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
     decode = asdict(configs[0].decode) | (stored if isinstance(stored, dict) else {})
@@ -77,7 +78,7 @@ def _describe_corpus(data: DataConfig) -> str:
 
 
 def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> list[str]:
-    """Return the commands and commits that trained the runs, and the command of the report."""
+    """List the commands and commits used to train the runs, and the command used for the report."""
     paths = [status.run.path for status in statuses]
     versions = [read_json_object(path / "run.json").get("versions", {}) for path in paths]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
@@ -91,7 +92,7 @@ def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> l
 
 
 def documentation_link(folder: Path) -> str | None:
-    """Return the path from a folder to `DOCUMENTATION`, or None if no checkout contains both."""
+    """Return the relative path from a folder to `DOCUMENTATION`; None if no clone contains both."""
     folder = folder.resolve()
     if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
         return None

@@ -27,7 +27,7 @@ from transformer_jax.sweeps.status import (
 )
 
 POLL_SECONDS = 0.2
-# After SIGTERM, a worker must save and exit within this many seconds.
+# After SIGTERM, a worker must save its progress and exit within this many seconds.
 STOP_SECONDS = 120.0
 
 
@@ -43,10 +43,10 @@ def launch(
 
     If another process on this machine is still training a run, this function waits for that process
     to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends,
-    this function calls `report` with one line.
+    this function calls `report` with a one-line message.
 
     Raises:
-        RunInterrupted: a signal stopped the sweep. The runs in progress have been saved.
+        RunInterrupted: a signal stopped the sweep. The progress of active runs has been saved.
         StorageError: the sweep's folder cannot be written.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
@@ -80,8 +80,8 @@ class _Queue:
         self._reported: set[SweepRun] = set()
         statuses = [read_status(run) for run in sweep.runs]
         self._pending = [s.run for s in statuses if s.needs_worker(retry_failed=retry_failed)]
-        # If another launcher was stopped or killed, its workers may still be saving. Only runs on
-        # this machine have a slot.
+        # If another launcher was stopped or killed, its workers may still be saving
+        # checkpoints. Only the statuses of runs on this machine name a slot.
         self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
         for run in self._ending:
             self._report_wait(run, describe_holder(run.path))
@@ -90,7 +90,7 @@ class _Queue:
         return bool(self._pending or self._ending)
 
     def pop(self) -> SweepRun | None:
-        """Remove and return a pending run that is not being trained, or return None."""
+        """Remove and return a pending run that is not being trained, or None if there is none."""
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
@@ -136,7 +136,7 @@ class _Pool:
     def remove_ended(self) -> list[tuple[SweepRun, subprocess.Popen[bytes]]]:
         """Free the slots of workers that have exited.
 
-        For each of them that this pool started, return the run and the process.
+        Return the run and the process of each exited worker that this pool started.
         """
         ended = []
         for run, (slot, process) in list(self.workers.items()):
@@ -149,7 +149,7 @@ class _Pool:
         return ended
 
     def stop(self) -> None:
-        """Ask all workers to save and exit, and kill those that take too long."""
+        """Ask all workers to save their progress and exit, and kill workers that take too long."""
         processes = [process for _, process in self.workers.values()]
         for process in processes:
             # `terminate` does nothing if the process has already exited.
@@ -166,9 +166,9 @@ class _Pool:
 def _settle_status(
     run: SweepRun, worker: subprocess.Popen[bytes], *, is_stopping: bool
 ) -> RunStatus:
-    """Return the status of a run whose worker has exited; if the worker wrote none, write one."""
+    """Return the status of a run whose worker has exited, writing it if the worker did not."""
     status, code = read_status(run), worker.returncode
-    # A worker that ends early leaves the status of an earlier attempt, or none.
+    # If a worker exits early, the status file is missing or describes an earlier attempt.
     is_new = read_json_object(run.status_file).get("pid") == worker.pid
     is_final = status.status in ("done", "failed", "stopped") and status.note != PROCESS_GONE
     if is_stopping or code == 0 or (is_new and is_final):
@@ -199,7 +199,7 @@ def start_worker(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # A worker in its own session does not receive Ctrl-C, so the launcher stops it.
+            # A worker in its own session does not receive Ctrl-C. The launcher stops it instead.
             start_new_session=True,
         )
 

@@ -8,7 +8,7 @@ A sweep's folder contains:
         base/seed-0.json     the run's config, which `train` reads
         base/seed-0.log      the output of the run's commands
         base/seed-0.state    the run's status
-        slurm/               submitit's scripts, logs, and pickles, if the sweep uses Slurm
+        slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
 import itertools
@@ -78,7 +78,7 @@ class Sweep:
     path: Path
     """The sweep's folder."""
     rows: Mapping[str, Row]
-    """The rows, keyed by name. Reports compare the first row with each of the others."""
+    """The rows, keyed by name. Reports compare each of the other rows with the first row."""
     runs: Sequence[SweepRun]
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
@@ -96,7 +96,7 @@ class Sweep:
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan to the folder, merging it into any existing plan.
+        """Write the plan to the sweep's folder, merging it into any existing plan.
 
         Raises:
             UsageError: the existing plan has a different config for a row, or the folder contains
@@ -152,13 +152,13 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, or `path` plus a number if `path` contains a sweep with other configs."""
+    """Return `path`, or `path` plus a number if `path` contains a sweep with different configs."""
     others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if _accepts(other, rows))
 
 
 def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
-    """Return whether a folder is free, or contains a sweep that can include these rows."""
+    """Return whether a folder is free or contains a sweep to which these rows can be added."""
     if _is_free(path):
         return True
     stored = Sweep.open(path).rows
@@ -167,7 +167,7 @@ def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether a path does not exist or is an empty folder, as left behind by a full disk."""
+    """Return whether a path is missing or an empty folder, which a full disk can leave behind."""
     with storage_errors(f"{path} cannot be read"):
         return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 

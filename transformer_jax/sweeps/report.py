@@ -46,7 +46,7 @@ Column = Callable[[Results, RowResult], str]
 
 
 def write_report(results: Results) -> Path:
-    """Write all of the report's files and return its folder; raise StorageError on failure."""
+    """Write all report files and return the report's folder; raise StorageError on failure."""
     folder = results.sweep.path / "report"
     scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
@@ -72,7 +72,7 @@ def _format(value: float | None, spec: str) -> str:
 
 
 def _format_interval(interval: Interval | None, spec: str) -> str:
-    """Return an interval's bounds, with a minus sign even if a negative bound rounds to zero."""
+    """Format an interval, keeping the minus sign of a negative bound that rounds to zero."""
     return f"[{interval.low:{spec}}, {interval.high:{spec}}]" if interval else MISSING
 
 
@@ -83,7 +83,7 @@ def _format_score(row: RowResult, name: str, digits: int) -> str:
 
 
 def _format_difference(results: Results, row: RowResult, score: PaperScore, spec: str) -> str:
-    """Return a row's difference from the first row, with its interval."""
+    """Return a row's difference from the first row, with its confidence interval."""
     comparison = results.compare(row.name, score)
     if comparison.difference is None:
         return MISSING
@@ -126,7 +126,7 @@ COMPARISONS: dict[str, Column] = {
     "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
     "test BLEU to base by seed (p)": _format_test_differences,
 }
-# The columns that the command prints. The full tables are too wide for a terminal.
+# The columns that `transformer-jax report` prints. The full tables are too wide for a terminal.
 SUMMARY: dict[str, Column] = {
     **{heading: SCORES[heading] for heading in ("row", "change", "dev perplexity")},
     **{heading: COMPARISONS[heading] for heading in ("ln perplexity to base", "verdict")},
@@ -202,7 +202,7 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
         for row in results.rows.values()
     ]
     run_links = [link(status, status.note) for status in results.statuses]
-    # Omit the last two columns (the signature and the command). They are in runs.csv.
+    # Omit the last two columns, the signature and the command, which are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     title = html.escape(results.sweep.path.resolve().name)
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

@@ -21,7 +21,7 @@ class Resources:
     max_parallel: int = 8
     """Maximum number of runs that train concurrently."""
     gpus: int = 1
-    """GPUs per run; 0 trains on the CPU."""
+    """Number of GPUs per run, or 0 to train on the CPU."""
     cpus: int | None = None
     """CPU cores per run."""
     memory_gb: float | None = None
@@ -47,7 +47,7 @@ class Resources:
 
     @property
     def minutes(self) -> int:
-        """The time limit in minutes, rounded up; 0 if it is invalid."""
+        """The time limit in minutes, rounded up, or 0 if the limit is invalid."""
         match = TIME.fullmatch(self.time)
         if match is None:
             return 0

@@ -1,6 +1,6 @@
 """Collect the results of a sweep: scores by row and seed, and comparisons with the first row.
 
-docs/statistics.md describes the analysis.
+docs/statistics.md describes the statistical analysis.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from transformer_jax.sweeps.seed_statistics import (
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.translations import BleuDifference, compare_test_bleu, read_translations
 
-# A score that a report compares with the paper's. `Paper` has a field with the same name.
+# A score that a report compares with the paper's score. `Paper` has a field with the same name.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
@@ -65,10 +65,10 @@ class RowResult:
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
-    """The perplexities of runs that failed to train, keyed by seed. Such a perplexity is not finite
-    or exceeds that of a unigram model."""
+    """The perplexities of runs that failed to train, keyed by seed. Training counts as failed if
+    the perplexity is not finite or exceeds that of a unigram model."""
     has_own_text: bool
-    """Whether the text or the vocabulary differs from the first row's. If so, the two rows'
+    """Whether the row's text or vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
 
     @property
@@ -78,7 +78,7 @@ class RowResult:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The reasons why some runs have no scores, keyed by the run's name."""
+        """The reasons why some runs have no scores, keyed by run name."""
         return {
             s.run.name: _explain_missing(s)
             for s in self.statuses
@@ -88,7 +88,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a sweep. Every row is compared with the first row."""
+    """The results of a sweep. Every other row is compared with the first row."""
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
@@ -111,7 +111,7 @@ class Results:
 
     @functools.cached_property
     def analyses(self) -> Mapping[PaperScore, Analysis]:
-        """The comparisons of every row with the first row, in log perplexity and in dev BLEU."""
+        """Comparisons of each row with the first row, in log perplexity and in dev BLEU."""
         logarithms = {
             name: {seed: math.log(x) for seed, x in row.scores.get("perplexity", {}).items()}
             for name, row in self.rows.items()
@@ -127,7 +127,7 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return how much a row's score differs from the first row's in the paper.
+        """Return the paper's difference between a row's score and the first row's score.
 
         Return None if the paper lacks one of the scores.
         """
@@ -219,7 +219,7 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     """Return the config of the first run that has started, or else the planned config.
 
-    These configs can differ, because a learned vocabulary may be smaller than requested.
+    The two configs can differ, because a learned vocabulary may be smaller than requested.
     """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
@@ -257,14 +257,14 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
 
 
 def _main_score(task: object) -> object:
-    """Return the main score in the stored result of a task, or None if it is missing."""
+    """Return the main score from a task's stored result, or None if it is missing."""
     if not isinstance(task, dict) or not isinstance(name := task.get("main_score"), str):
         return None
     return task.get(name)
 
 
 def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return a training run's mean FLOPs, both counted and estimated with the paper's method."""
+    """Return the mean FLOPs of training runs, both counted and estimated by the paper's method."""
     all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
     runs = [xs for reports in all_reports if (xs := list(filter(_has_flops, reports)))]
     if not runs:

@@ -11,7 +11,7 @@ from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
 
 Scale = Literal["full", "half", "small", "tiny"]
-# The numbers by which the width and depth are divided.
+# For each scale, the numbers by which the model's width and depth are divided.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),
@@ -25,9 +25,9 @@ DEPTHS = ("num_layers", "num_decoder_layers")
 def with_sections(
     rows: Mapping[str, Row], sections: Mapping[str, Config], first: Row | None = None
 ) -> dict[str, Row]:
-    """In all rows, replace sections such as "data" with those of other configs.
+    """In all rows, replace config sections such as "data" with sections of other configs.
 
-    Each row keeps the values that differ from those of `first`, by default the first of the rows.
+    Each row keeps the values in which it differs from `first`, which defaults to the first row.
     Raise ConfigError if a resulting config is invalid.
     """
     base = (first or next(iter(rows.values()))).config
@@ -42,7 +42,7 @@ def with_sections(
             for section, other in sections.items()
         }
         if "train" in fields:
-            # Preserve the ratio of this row's steps to those of the first row.
+            # Preserve the ratio of this row's training steps to the first row's.
             ratio = row.config.train.steps / base.train.steps
             fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
         return dataclasses.replace(row, config=row.config.change(**fields))

@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 # the paper interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if the ratio of its standard deviation to the typical one exceeds this value.
+# A row is wide if its standard deviation is more than this many times the typical one.
 WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -36,10 +36,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one row differs from the first row: its score minus the first row's score."""
+    """The difference between two rows: one row's score minus the first row's score."""
 
     difference: float | None
-    """The estimate, at the center of `interval`; None if either row has no score."""
+    """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
     """The simultaneous interval; None if this row or the first row has fewer than two seeds. With
     95% probability, the intervals of all rows contain the true differences."""
@@ -51,15 +51,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The comparisons of the first row with each of the other rows."""
+    """The comparisons of the other rows with the first row."""
 
     base: str
     comparisons: Mapping[str, Comparison]
     """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
-    """The rows that vary much more across seeds than the others do. Each value is the ratio of the
-    row's standard deviation to the typical standard deviation. These rows are not pooled with the
-    others."""
+    """The rows whose scores vary much more across seeds than those of the other rows. Each value is
+    the ratio of the row's standard deviation to the typical standard deviation. These rows are not
+    pooled with the others."""
 
 
 class SignAgreement(NamedTuple):
@@ -126,10 +126,10 @@ def _compare_pooled(
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
     Args:
-        scores: rows with one seed, and rows with similar deviations.
+        scores: the scores of rows that have one seed or similar standard deviations.
         base: the name of the first row, which may be missing from `scores`.
-        num_compared: the number of rows whose intervals must hold simultaneously, including any
-            rows that are not in `scores`.
+        num_compared: the number of rows whose intervals must simultaneously contain the true
+            differences, including any rows that are not in `scores`.
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
@@ -193,12 +193,12 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
     If the paper's difference is within the margin, assume that the paper claims that the rows are
-    equivalent. Otherwise, assume that it claims only which row scores higher.
+    equivalent. Otherwise, assume that the paper claims only which row scores higher.
 
     Args:
         interval: the row's simultaneous interval.
         paper: the same difference in the paper.
-        margin: the largest difference that does not matter.
+        margin: the largest negligible difference.
     """
     if interval is None:
         return "inconclusive"
@@ -215,8 +215,8 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
     Args:
         differences: each row's difference from the first row, in our scores and in the paper's.
-        margin: the largest difference that does not matter. A row is excluded if the paper's
-            difference is within the margin.
+        margin: the largest negligible difference. A row is excluded if the paper's difference is
+            within the margin.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))

@@ -26,7 +26,7 @@ class Slot:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that select the slot's device."""
     cores: frozenset[int] | None = None
-    """The CPU cores of the slot, or None for all cores."""
+    """The slot's CPU cores, or None for all cores."""
 
 
 def find_slots(limit: int | None = None) -> list[Slot]:
@@ -36,7 +36,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
         UsageError: `limit` is not between 1 and the number of slots.
         StorageError: JAX cannot find a device.
     """
-    # Count the devices in a child process, because JAX would reserve their memory in this one.
+    # Count the devices in a child process, because JAX would reserve their memory in this process.
     command = [sys.executable, "-c", COUNT_DEVICES]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:
@@ -58,7 +58,7 @@ def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list
 def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
     variable, others = "CUDA_VISIBLE_DEVICES", dict[str, str]()
     if backend == "tpu":
-        # With these variables, a process sees only one chip and does not connect to others.
+        # With these variables, a process sees only one chip and does not connect to other chips.
         variable = "TPU_VISIBLE_CHIPS"
         others = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
     visible = os.environ.get(variable)
@@ -71,15 +71,18 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
         return [Slot("cpu")]
     cores = sorted(os.sched_getaffinity(0))
     if limit is None:
-        # The available memory determines the number of slots.
+        # The available memory limits the number of slots.
         limit = max(1, _available_bytes() // CPU_RUN_BYTES)
-    # If the limit is not positive, return all slots, so that the error states how many there are.
+    # If the limit is not positive, return all slots, so that the error states the number of slots.
     count = min(limit, len(cores)) if limit > 0 else len(cores)
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
 
 
 def _available_bytes() -> int:
-    """Return the available memory, including reclaimable disk cache if the system reports it."""
+    """Return the available memory in bytes.
+
+    The result includes reclaimable disk cache if the system reports it.
+    """
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         return 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])

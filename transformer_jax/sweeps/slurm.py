@@ -36,14 +36,14 @@ SUBMISSION_SECONDS = 60.0
 LINGER_SECONDS = 300.0
 # A run fails after this many consecutive allocations without progress.
 MAX_FRUITLESS_REQUEUES = 3
-# The submitit library limits how often a task can time out, even if its run makes progress. This
-# value effectively disables that limit.
+# The submitit library limits how many times a task can time out, even if its run makes progress.
+# This value effectively disables that limit.
 MAX_TIMEOUTS = 10_000
 
 
 @dataclass
 class Task:
-    """One of the array job's tasks, each of which starts one run's worker.
+    """One task of the array job. Each task starts the worker of one run.
 
     submitit pickles the task and calls it on the compute node. The private attributes change only
     on that node.
@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """How many allocations in a row, immediately before this one, made no progress."""
+    """The number of consecutive allocations without progress immediately before this one."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -157,7 +157,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
     """Mark runs as stopped if their Slurm jobs no longer exist; return the statuses of all runs."""
     active = _active_jobs(sweep)
     jobs = list_jobs() if active else set()
-    # Read the statuses again, because a job that has just finished is not in the list, either.
+    # Read the statuses again: a job that finished after the first read is not in the list, either.
     for run, job in _active_jobs(sweep).items():
         if active.get(run) == job and job not in jobs:
             write_status(run, "stopped", note=f"job {job} is gone", job=job)
@@ -165,7 +165,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
 
 
 def _active_jobs(sweep: Sweep) -> dict[SweepRun, str]:
-    """Return the jobs of the runs that are pending or running according to their statuses."""
+    """Return the job ID of each run whose status is "submitted" or "running"."""
     statuses = map(read_status, sweep.runs)
     return {s.run: s.job for s in statuses if s.job and s.status in ("submitted", "running")}
 

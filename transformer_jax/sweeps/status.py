@@ -28,7 +28,7 @@ PROCESS_GONE = "its process is gone"
 # Environment variables that pass a slot's name and CPU cores to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
-# To get a run's status, read only this many bytes at the end of its metrics.jsonl.
+# To get a run's status, read only this many bytes from the end of its metrics.jsonl.
 TAIL_BYTES = 1 << 16
 
 
@@ -48,7 +48,7 @@ class RunStatus:
     finished: tuple[Split, ...] = ()
     """The finished phases."""
     note: str = ""
-    """One line that explains the status, such as why the run failed."""
+    """A one-line explanation of the status, such as the reason for a failure."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -155,7 +155,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
     dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
-    # If training was interrupted, reports from before the pause would make it appear slow.
+    # Reports from before an interruption would make training appear slow.
     timed = [report for report in train if report.get("time", -1.0) >= since]
     newest = ChainMap(_numbers(scores.get("dev", {})), *dev[-1:], *dev_bleus[-1:])
     is_running = status.status == "running"
@@ -216,7 +216,7 @@ def _process_start(pid: int) -> str:
 
 
 def _seconds_left(timed: list[JsonObject], steps: int) -> float | None:
-    """Estimate the remaining time from the last ten of these training reports."""
+    """Estimate the remaining seconds of training from the last ten training reports."""
     timed = timed[-10:]
     if not timed or timed[0]["step"] == timed[-1]["step"]:
         return None

@@ -1,4 +1,4 @@
-"""Compare the runs' translations of the test set, as stored by `evaluate`."""
+"""Compare the test-set translations that `evaluate` stored for each run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ class BleuDifference(NamedTuple):
 
 
 def read_translations(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references in an evaluation's folder."""
+    """Return the hypotheses and references from an evaluation's folder."""
     hypotheses, references = (
         (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
         for name in ("hypothesis", "reference")
@@ -29,7 +29,7 @@ def read_translations(folder: Path) -> tuple[list[str], list[str]]:
 def compare_test_bleu(
     tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
-    """Compare each run with the first row's run for the same seed, if their references match.
+    """Compare each run with the first row's run with the same seed, if their references match.
 
     Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
     is "" if there are no differences.

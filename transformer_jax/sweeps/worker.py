@@ -36,12 +36,12 @@ MAX_NOTE_LENGTH = 300
 def run_worker(run: SweepRun, step_timeout: float) -> int:
     """Run the remaining phases of a run; return the exit code of the phase that failed, or 0.
 
-    The phases are training, called "train", and scoring the dev split and, if there is one, the
-    test split.
+    The first phase, "train", trains the model. The other phases score the dev split and, if there
+    is one, the test split.
     """
     status = read_status(run)
-    # A requeued Slurm job resumes its own run, even if the previous node left its status as
-    # "running".
+    # A requeued Slurm job resumes its own run, even if the previous node left the run's status
+    # as "running".
     is_own_job = bool(status.job) and status.job == current_slurm_job()
     if status.status == "running" and not is_own_job:
         # Another launcher has already started a worker for this run.

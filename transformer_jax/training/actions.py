@@ -1,6 +1,6 @@
-"""Pure functions that decide what is due after a step, based on the step and the processes' vote.
+"""Pure functions that choose the actions after a step, given the step and the processes' vote.
 
-Steps are counted from 1. In a run with several processes, the vote is about an earlier step
+Steps are counted from 1. In a run with several processes, the vote is from an earlier step
 (`StepConsensus`).
 
 A scheduled checkpoint is saved at a fixed step and has a score, the perplexity on the development
@@ -17,11 +17,11 @@ from transformer_jax.distributed.processes import Vote
 
 
 class DueActions(NamedTuple):
-    """What to do after a step: report, then evaluate, then save, and then stop."""
+    """The actions after a step, in this order: report, evaluate, save, and stop."""
 
     report: bool
     evaluate: bool
-    """Whether to compute the perplexity on the development set. `save` is then true, too."""
+    """Whether to compute the perplexity on the development set. If so, `save` is also true."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
@@ -40,9 +40,9 @@ class DueActions(NamedTuple):
     def waits_for_step(self) -> bool:
         """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
 
-        A report, an evaluation, and an interruption wait for the step's result anyway. So does a
-        recovery save, but it must not trigger the check, because the step at which a run ends must
-        not depend on the clock.
+        A report, an evaluation, and an interruption wait for the step's result anyway. A recovery
+        save also waits, but it must not trigger the check, because the step at which a run ends
+        must not depend on the clock.
         """
         return self.report or self.evaluate or self.interrupt
 
@@ -61,9 +61,9 @@ class ActionSchedule:
         return self.config.checkpoint_every * unit
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
-        """Return what is due after a step; `last_saved` is the step of the latest checkpoint."""
-        # A vote may be a few steps old. Ignore its request if a checkpoint has been saved since
-        # then.
+        """Return the actions due after a step; `last_saved` is the latest checkpoint's step."""
+        # A vote can be a few steps old. Ignore its request for a recovery save if a checkpoint has
+        # been saved since then.
         needs_recovery = vote.needs_recovery_save and vote.step > last_saved
         is_last = step == self.config.steps
         is_report_scheduled = step % self.config.log_every == 0
@@ -90,7 +90,7 @@ class ActionSchedule:
         patience = self.config.patience
         if patience is None or step % self.checkpoint_every:
             return False
-        # If scores are equal, the earliest is the best. At step 0, there are no scores, and
-        # `default` gives an age of 0.
+        # If scores are tied, the earliest checkpoint is the best. At step 0, there are no scores,
+        # and `default` results in an age of 0.
         best_step = min(scores, key=scores.__getitem__, default=step)
         return step - best_step >= patience * self.checkpoint_every

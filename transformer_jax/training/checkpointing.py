@@ -43,13 +43,13 @@ def describe_devices() -> str:
 
 
 class Checkpointer:
-    """A manager that saves and restores a run's state and knows when a recovery save is due.
+    """A manager that saves and restores a run's state and decides when a recovery save is due.
 
     All processes must call `restore`, `save`, and `wait` at the same steps.
     """
 
     def __init__(self, run: RunComponents) -> None:
-        """Open the run's checkpoints and print a line for each damaged one.
+        """Open the run's checkpoints and print a line for each damaged checkpoint.
 
         The primary process cleans up and validates the folder before the other processes open it.
 
@@ -69,7 +69,7 @@ class Checkpointer:
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest state (initially, the first state) and the pending metrics.
+        """Return the latest checkpoint's state, or the initial state, and the pending metrics.
 
         Raises:
             StorageError: the checkpoint is damaged.
@@ -106,7 +106,7 @@ class Checkpointer:
     def save(
         self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
     ) -> None:
-        """Start writing a checkpoint. Once this method returns, the caller may donate the state.
+        """Start writing a checkpoint. After this method returns, the caller can donate the state.
 
         `perplexity` is None unless the checkpoint is scheduled.
 

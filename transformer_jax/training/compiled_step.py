@@ -11,14 +11,14 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, int, int]
-"""The size of this process's share of a batch: number of rows, source length, and target length."""
+"""The shape of this process's rows of a batch: number of rows, source length, and target length."""
 
 
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    As a context manager, it ends its thread on exit. An XLA compilation cannot be interrupted, so
-    the thread first finishes the current one.
+    On exit, this context manager stops its compilation thread. An XLA compilation cannot be
+    interrupted, so the thread first finishes the current compilation.
     """
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
@@ -50,7 +50,7 @@ class CompiledStep:
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
         """Compile the step for upcoming buckets in a background thread, one bucket at a time.
 
-        The programs are identical to the output of `compile`. With multiple processes, this
+        The compiled programs are identical to those from `compile`. With multiple processes, this
         method does nothing, because the processes must compile the shapes in the order in which
         they train on them. The method also does nothing on GPUs, because XLA selects kernels by
         timing them on the device, and concurrent training would distort the measurements.
@@ -68,11 +68,11 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether `compile_ahead` is still compiling. If so, the thread cannot end yet."""
+        """Return whether `compile_ahead` is still compiling. If so, its thread cannot exit yet."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[str]:
-        """Yield the messages of compilations that ended in the background since the last call."""
+        """Yield the messages of background compilations that finished since the last call."""
         for shape, future in list(self._ahead.items()):
             # If a compilation failed, its error is raised when a batch needs the program.
             if future.done() and future.exception() is None:

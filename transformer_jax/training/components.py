@@ -31,7 +31,7 @@ class RunComponents:
     sharding: DataParallel
 
     def step_flops(self, step: int) -> float:
-        """Return the FLOPs of step n (counted from 1) on all devices of all processes."""
+        """Return the FLOPs of a step (counted from 1) on all devices of all processes."""
         lengths = self.batches.lengths(step - 1)
         return flops_of_lengths(self.model.config, self.model.vocab_size, *lengths)
 

@@ -25,7 +25,7 @@ FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
     *("attention_implementation", "dtype", "remat"),
     *("max_length", "max_positions", "out_of_range_positions"),
-    # The names of the parameters determine which matrices are shared.
+    # The parameter names already determine which matrices are shared.
     "tie_embeddings",
 }
 
@@ -40,7 +40,7 @@ def create_run(
 ) -> RunFolder:
     """Prepare the text and create a run folder.
 
-    The folder appears only once it is complete.
+    The run folder does not appear until it is complete.
 
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
     at that path. The stored config contains the actual vocabulary sizes; a note on the console

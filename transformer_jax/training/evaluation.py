@@ -1,6 +1,6 @@
 """Score the development set during training, by perplexity and by BLEU with greedy search.
 
-For a task other than translation, the greedy search also yields the task's main score.
+For tasks other than translation, also compute the task's main score from the greedy outputs.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class DevEvaluator:
         self._run, self._writer = run, writer
         config = run.folder.config
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
-        # Report a bad reference before training, not after the first search.
+        # Report invalid references before training instead of after the first search.
         check_task(self._task, *run.prepared.lines("dev"))
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
@@ -36,8 +36,8 @@ class DevEvaluator:
     def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
         """Return a state's perplexity. If `translate` is true, also write BLEU and translations.
 
-        All processes must call this method. Only the primary process computes the perplexity, so
-        that all processes use exactly the same value.
+        All processes must call this method. The primary process computes the perplexity and
+        broadcasts it, so that all processes use exactly the same value.
 
         Raises:
             DivergedError: the perplexity is not finite.

@@ -42,7 +42,7 @@ TYPICAL_LENGTH = 32
 
 
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
-    """Return the FLOPs of a training step on a batch; padding does not count."""
+    """Return the FLOPs of a training step on a batch, excluding padding."""
     source, target = ((side != PAD).sum(axis=1) for side in batch)
     return flops_of_lengths(config, vocab_size, source, target)
 
@@ -108,11 +108,11 @@ MULTIPLY_ADDS = {
 
 
 def train_flops(config: Config) -> float:
-    """Estimate a whole run's FLOPs from full batches of sentences of `TYPICAL_LENGTH` tokens.
+    """Estimate a whole run's FLOPs, assuming full batches of `TYPICAL_LENGTH`-token sentences.
 
-    The estimate is usually high, because real batches contain padding, which does not count, and
-    the two sides differ in length. A batch of number words, for example, needs only about 60% as
-    many FLOPs as estimated.
+    The estimate is usually too high, because real batches contain padding, which does not count,
+    and the two sides differ in length. For example, a batch of number words needs only about 60% of
+    the estimated FLOPs.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)

@@ -28,7 +28,7 @@ from transformer_jax.training.step import TrainState, TrainStep
 from transformer_jax.training.throughput import Meter
 from transformer_jax.training.tracing import StepTracer
 
-# A run ends after this many consecutive steps with a loss or gradient that is not finite.
+# A run ends after this many consecutive steps with a non-finite loss or gradient.
 MAX_SKIPPED_STEPS = 10
 
 
@@ -108,7 +108,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         with writer_type(run.folder, console, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
             if meter.pending_metrics():
-                # Patience has ended training between two reports.
+                # Early stopping ended training between two reports.
                 step = checkpointer.last_step
                 writer.report(step, "train", _read_metrics(meter, config, step))
         checkpointer.wait()
@@ -143,7 +143,7 @@ def _run_steps(
                 writer.say(message)
             state, metrics = train_step(state, batch)
             meter.add(metrics, run.step_flops(step))
-            # The host runs ahead of the devices, so check the step that has finished by now.
+            # The host runs ahead of the devices, so check an earlier step, which has finished.
             num_skipped = meter.wait_for_earlier_step()
             _check_divergence(run, step - meter.LAG, num_skipped)
             heartbeat.beat(step)

@@ -1,8 +1,8 @@
 """Write a run's metrics to the terminal, to metrics.jsonl, and to TensorBoard.
 
 Each line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
-since 1970), and the reported values. Except for "time" and the rates, the values depend only on the
-config and the seed.
+since 1970), and the reported values. Except for "time", "tokens_per_second", and "utilization", the
+values depend only on the config and the seed.
 """
 
 import json
@@ -17,7 +17,7 @@ from tensorboard.summary import Writer
 from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.runs.run_folder import RunFolder
 
-# How the terminal formats values. Values not listed here are written only to files.
+# The formats of values on the terminal. Values that are not listed are written only to files.
 TERMINAL_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.3f}",
@@ -69,7 +69,7 @@ class MetricWriter:
         self.say(f"step {step:>{len(str(total))}}/{total}  {split:5}  {shown}")
         if split == "train":
             self._latest_values = shown
-        # A report on the development set ends the phase that evaluates it.
+        # A report on the development set ends the evaluation phase.
         self.set_status(self._latest_values)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         with storage_errors("metrics could not be written"):

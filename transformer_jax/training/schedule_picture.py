@@ -1,4 +1,4 @@
-"""A plot of the learning rate by step, for several widths and warmups (section 5.3).
+"""A plot of the learning rate by step, for several model widths and warmup lengths (section 5.3).
 
 Shapes: P points.
 """
@@ -15,13 +15,13 @@ from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.visualization.schedule import draw_schedules
 from transformer_jax.visualization.style import Picture
 
-# The plot shows the config's values multiplied by these factors.
+# The plot multiplies the config's `d_model` and `warmup_steps` by these factors.
 FACTORS = (1, 0.25, 0.5, 2)
 NUM_POINTS = 400
 
 
 def plot_schedule(config: Config) -> Picture:
-    """Plot a config's learning rate by step, for several widths and several warmups."""
+    """Plot a config's learning rate by step, for several model widths and warmup lengths."""
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the steps at which the rates peak.

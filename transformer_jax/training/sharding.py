@@ -5,9 +5,9 @@
     pmap    like data, but compiled with `jax.pmap`
 
 Each device sums gradients over its rows, and then the devices add their sums. With `fsdp`, each
-device first gathers the parameters, and then keeps only its part of the sums. The dropout masks are
-the same on any number of devices, if each device's rows divide evenly into micro-batches. All three
-keep the state in the same global arrays, so a run can resume with any of them.
+device first gathers the parameters, and then keeps only its shard of the sums. The dropout masks
+are the same on any number of devices if each device's rows divide evenly into micro-batches. All
+three strategies store the state in the same global arrays, so a run can resume with any of them.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class DataParallel:
         return self.replicated
 
     def partition_specs(self, tree: Tree) -> Tree:
-        """Return the tree with each array's `PartitionSpec` in place of the array."""
+        """Return the tree with each array replaced with its `PartitionSpec`."""
         return jax.tree.map(lambda leaf: self.sharding(leaf).spec, tree)
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -94,7 +94,7 @@ class DataParallel:
         return Batch(*map(place, batch))
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
-        """Return the shapes and shardings of `place_batch`'s result for a batch of this bucket."""
+        """Return the shapes and shardings of `place_batch`'s output for a batch in this bucket."""
         rows = -(-bucket.rows // self.shard.total) * self.shard.total
         return self._abstract_batch((rows,), bucket)
 
@@ -104,7 +104,7 @@ class DataParallel:
         return Batch(*(jax.ShapeDtypeStruct(x, jnp.int32, sharding=sharding) for x in shapes))
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute the sums over the global batch, while `jit` traces a step.
+        """Compute the gradient and loss sums over the global batch, while `jit` traces a step.
 
         Without `shard_map`, XLA would all-reduce the embedding's gradient twice: once for the
         lookups and once for the logits. XLA would also all-reduce most gradients of a bfloat16
@@ -119,7 +119,7 @@ class DataParallel:
             mesh=self.mesh,
             in_specs=(specs, PartitionSpec(self.axis)),
             out_specs=(specs.params, PartitionSpec()),
-            # The check would make JAX insert a `psum` of the gradient at each use of a parameter.
+            # With this check, JAX would insert a `psum` of the gradient at each use of a parameter.
             check_vma=False,
         )(state, batch)
 
@@ -149,7 +149,7 @@ class FSDP(DataParallel):
     """Data parallelism that also splits the state's arrays along their largest divisible axes."""
 
     def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array in the state: replicated if no axis is divisible."""
+        """Return the sharding of an array in the state: replicated if it has no divisible axis."""
         divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
         if not divisible:
             return self.replicated
@@ -166,7 +166,7 @@ class PmapDataParallel(DataParallel):
         return super().place_batch(Batch(*(x.reshape(devices, -1, x.shape[1]) for x in batch)))
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
-        """Return the shapes and shardings of `place_batch`'s result for a batch of this bucket."""
+        """Return the shapes and shardings of `place_batch`'s output for a batch in this bucket."""
         devices = self.shard.total
         return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
 
@@ -192,12 +192,12 @@ class PmapDataParallel(DataParallel):
 def sum_over_devices(
     step: TrainStep, state: TrainState, rows: Batch, *, axis: str, specs: Params
 ) -> GradientSum:
-    """Compute the sums over one device's rows, and then add them across the devices on `axis`.
+    """Sum gradients and losses over one device's rows, and then across the devices on `axis`.
 
     `specs` contains the `PartitionSpec` of each parameter. If a parameter is split over the
-    devices, gather it first, and return only this device's part of its gradient. Send
-    `ROUNDED_PARAMS` in the model's dtype: in bfloat16, this halves the communication without
-    changing a result.
+    devices, gather it first, and return only this device's shard of its gradient. Send
+    `ROUNDED_PARAMS` in the model's dtype: bfloat16 halves the communication without changing any
+    result.
     """
 
     def gather(

@@ -31,7 +31,7 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """The number of batches that training has processed, including those of skipped steps."""
     seed: Int[Array, ""]
-    """The run's seed, which never changes but is an array so that all seeds share one program."""
+    """The run's seed. It never changes, but it is an array so that all seeds share one program."""
     params: Params
     opt_state: optax.OptState
     skipped: Int[Array, ""]
@@ -52,7 +52,7 @@ class StepMetrics(NamedTuple):
 
 
 GradientSum = tuple[Params, Loss]
-"""A pair: the gradient of `Loss.smoothed`, which is a sum over target tokens, and the `Loss`."""
+"""The gradient of `Loss.smoothed`, summed over target tokens, and the `Loss` itself."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class TrainStep:
     config: TrainConfig
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Update the state with a whole batch."""
+        """Update the state with the gradient of a whole batch."""
         return self.apply_gradients(state, self.compute_gradients(state, batch))
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute the sums over a batch, or over one device's rows of the batch.
+        """Compute the gradient and loss sums over a batch, or over one device's rows of the batch.
 
-        The sums are computed in `gradient_accumulation_steps` micro-batches.
+        This method splits the rows into `gradient_accumulation_steps` micro-batches.
         """
         # Derive dropout masks from the seed and the step, so that a resumed run draws the same
         # masks. Folding in 0 keeps the masks of existing runs, so they can be resumed and
@@ -131,7 +131,7 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
 def _sum_loss(
     model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
-    """Return the smoothed loss summed over target tokens, and all fields of `Loss`."""
+    """Return the smoothed loss, summed over target tokens, and the complete `Loss`."""
     logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
     loss = cross_entropy(logits, batch.target, smoothing)
     return loss.smoothed, loss

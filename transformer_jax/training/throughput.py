@@ -10,12 +10,12 @@ import jax
 from transformer_jax.training.step import StepMetrics
 
 Sums = list[list[float]]
-"""For each step: smoothed loss, negative log-likelihood, and number of tokens, summed over the
+"""Each step's smoothed loss, negative log-likelihood, and number of tokens, summed over the
 batch. All three values are 0 if the step was skipped."""
 
 
 class Meter:
-    """The accumulated metrics of the steps since the last report."""
+    """The metrics accumulated since the last report."""
 
     LAG = 2
     """The number of steps that the host can run ahead of the devices."""
@@ -44,9 +44,9 @@ class Meter:
         """Wait until the devices have finished step n - `LAG`, where n is the latest step.
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
-        progress. For the first `LAG` steps after a report, this method returns 0 without waiting.
-        For later steps, it returns the number of consecutive skipped steps that end with step
-        n - `LAG`.
+        their progress. For the first `LAG` steps after a report, this method returns 0 without
+        waiting. For later steps, it returns the number of consecutive skipped steps that end with
+        step n - `LAG`.
         """
         if len(self._metrics) <= self.LAG:
             return 0
@@ -82,7 +82,7 @@ class Meter:
         Returns:
             loss: the mean smoothed cross-entropy per token, in nats.
             perplexity: exp of the mean negative log-likelihood per token.
-            gradient_norm: the norm at the latest step, before clipping.
+            gradient_norm: the gradient norm at the latest step, before clipping.
             skipped: the number of skipped steps.
             tokens_per_second: target tokens per second.
             flops: the FLOPs of all steps, excluding padding.

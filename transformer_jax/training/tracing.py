@@ -14,7 +14,7 @@ class StepTracer:
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
         """Trace `steps` steps, starting after step `after`.
 
-        By then, most batch shapes have been compiled.
+        When the trace starts, the step is already compiled for most batch shapes.
         """
         self._folder, self._first, self._last = folder, after, after + steps
         self._trace = contextlib.ExitStack()
@@ -35,7 +35,7 @@ class StepTracer:
         with storage_errors(f"{self._folder} cannot be created"):
             self._folder.mkdir(exist_ok=True)
         options = jax.profiler.ProfileOptions()
-        # Traces of Python calls would crowd out the device operations.
+        # Do not trace Python calls, because they would crowd out the device operations.
         options.python_tracer_level = 0
         self._trace.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
 
@@ -50,6 +50,6 @@ class StepTracer:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # Write the trace even if the run ends before the last traced step. If another error ends
-        # the run, report that error instead.
+        # the run, report that error instead of a storage error.
         with contextlib.nullcontext() if error is None else contextlib.suppress(StorageError):
             self._stop()

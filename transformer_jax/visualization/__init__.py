@@ -1,1 +1,1 @@
-"""Plots of attention, positions, training, and head importance, drawn from arrays."""
+"""Plots of attention, positional encodings, training, and head importance, drawn from arrays."""

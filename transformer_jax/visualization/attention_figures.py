@@ -31,7 +31,7 @@ HEAT, SCALE = "Blues", Normalize(0.0, 1.0)
 # The smallest weight that is drawn: a line for a smaller weight would be invisible but would still
 # enlarge the file.
 MIN_WEIGHT = 0.01
-# The maximum number of characters in a token; longer tokens are truncated.
+# The maximum number of characters in a token's label; longer tokens are truncated.
 MAX_TOKEN = 24
 # Sizes in inches: the height of a token, the side of a heat map in the grid, the width of a
 # character in a token and in the title, and the height of a row in the legend and in the title.
@@ -40,10 +40,10 @@ SIZE = "small"
 
 
 def draw_attention(maps: AttentionMaps, selection: Selection) -> Picture:
-    """Return a figure of the selected view.
+    """Draw the selected attention weights in the selected view.
 
     Raises:
-        UsageError: the selection does not exist.
+        UsageError: the selected kind, layer, head, or position does not exist.
     """
     chosen, indices = select(maps, selection)
     if selection.view == "grid":
@@ -54,11 +54,11 @@ def draw_attention(maps: AttentionMaps, selection: Selection) -> Picture:
 
 
 def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
-    """Draw both sentences as columns of tokens, joined by lines in the colors of the heads."""
+    """Draw the queries and the keys as columns of tokens, joined by lines in the heads' colors."""
     widths = [_width(tokens) for tokens in (chosen.queries, chosen.keys)]
     rows = max(len(chosen.queries), len(chosen.keys))
     width = sum(widths) + 2.4
-    # The label of a head after the ninth is wider.
+    # Labels with two-digit head numbers are wider.
     columns = max(1, int(width / (0.9 if max(indices.heads) < 9 else 1.0)))
     bottom = 0.5 + TEXT_ROW * max(0, math.ceil(len(indices.heads) / columns) - 2)
     title = _wrap(_title(chosen, indices), width)
@@ -93,7 +93,7 @@ def _draw_heads(chosen: AttentionMap, indices: Resolved) -> Figure:
 def _head_lines(
     weights: Float[np.ndarray, "Q K"], head: int, shift: float, indices: Resolved
 ) -> LineCollection:
-    """Return a line for each visible weight of a head. The line's opacity is the weight."""
+    """Return a line for each visible weight of a head. The line's opacity equals the weight."""
     is_shown = weights >= MIN_WEIGHT
     if indices.position is not None:
         is_shown &= (np.arange(len(weights)) == indices.position)[:, None]
@@ -128,7 +128,7 @@ def _draw_grid(chosen: AttentionMap) -> Figure:
 
 
 def _draw_alignment(chosen: AttentionMap, indices: Resolved) -> Figure:
-    """Draw the mean over a layer's selected heads as a heat map, with tokens as its labels."""
+    """Draw a heat map, labeled with tokens, of the mean weights over a layer's selected heads."""
     weights = chosen.weights[indices.layer, list(indices.heads)].mean(axis=0)
     width, height = (ROW * len(tokens) for tokens in (chosen.keys, chosen.queries))
     size = (width + _width(chosen.queries) + 1.4, height + _width(chosen.keys) + 1.0)
@@ -171,7 +171,7 @@ def _title(chosen: AttentionMap, indices: Resolved) -> str:
 
 
 def _wrap(title: str, width: float) -> str:
-    """Break a title into lines that fit into a figure of this width in inches."""
+    """Break a title into lines that fit in a figure that is `width` inches wide."""
     return textwrap.fill(title, int(width / TITLE_CHARACTER))
 
 

@@ -1,8 +1,8 @@
 """An interactive page of attention weights, as a single self-contained HTML file.
 
-The page stores the weights as 8-bit integers, round(255 w), so their error is at most 0.002. With 6
-layers of 8 heads, the attention weights for 60 tokens take up 0.7 MB. A content security policy
-prevents the page from loading anything else.
+The page stores each weight w as the 8-bit integer round(255 w), so the error is at most 0.002. With
+6 layers of 8 heads, the attention weights for 60 tokens take up 0.7 MB. A content security policy
+prevents the page from loading any other resource.
 """
 
 import base64
@@ -20,7 +20,7 @@ from transformer_jax.visualization.text import printable
 
 # The page stores weights from 0 to 1 as integers from 0 to this value.
 STEPS = 255
-# The scripts share one scope, and the last one starts the page.
+# The scripts share one scope, and the last script initializes the page.
 SCRIPTS = ("data.js", "heads.js", "heat_maps.js", "controls.js")
 # Heights in pixels: the minimum and maximum height of the frame in a notebook, the height of a row
 # of tokens, and the height of everything else.
@@ -53,13 +53,13 @@ def render_page(
     """Return a page that contains all weights and initially shows the selection.
 
     Args:
-        maps: the weights of each kind, all of which are stored in the page.
+        maps: the weights of each kind of attention, all of which are stored in the page.
         selection: what the page initially shows.
         source: the source sentence, for the title.
-        target: its translation, for the title.
+        target: the translation, for the title.
 
     Raises:
-        UsageError: the selection does not exist.
+        UsageError: the selected kind, layer, head, or position does not exist.
     """
     chosen, indices = select(maps, selection)
     data = {
@@ -69,7 +69,7 @@ def render_page(
         "selection": {"kind": selection.kind, "view": selection.view, **asdict(indices)},
     }
     page = _read("page.html")
-    # Insert the data last, so that nothing inside it is replaced.
+    # Insert the data last, so that no text in it is mistaken for a placeholder.
     for name, content in (
         ("STYLE", _read("style.css")),
         ("SCRIPT", "\n".join(map(_read, SCRIPTS))),

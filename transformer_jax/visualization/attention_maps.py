@@ -19,7 +19,7 @@ class AttentionMap:
     """The weights of one kind of attention, for all layers and heads."""
 
     label: str
-    """The name of the kind, for example "cross-attention"."""
+    """The name of this kind of attention, such as "cross-attention"."""
     weights: Float[np.ndarray, "layer head Q K"]
     queries: tuple[str, ...]
     """The token at each query position."""
@@ -52,11 +52,11 @@ class AttentionMap:
 
 
 AttentionMaps = Mapping[str, AttentionMap]
-"""The weights, keyed by `Kind`."""
+"""Attention weights, keyed by `Kind`."""
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
-    """Return the weights of the selected kind, and the selection's nonnegative indices.
+    """Return the weights of the selected kind, and the selection with nonnegative indices.
 
     Raises:
         UsageError: the kind, the layer, a head, or the position does not exist.

@@ -28,12 +28,12 @@ class Selection:
     """The kind of attention: a value of `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """The view: a value of `View`. The grid always shows all layers, heads, and tokens."""
+    """The view: a value of `View`. The grid view always shows all layers, heads, and tokens."""
     heads: Collection[SupportsIndex] | None = None
     """The heads to show, such as a list or a NumPy array, or None for all heads."""
     position: SupportsIndex | None = None
-    """If given, show only what the query token at this position attends to. The alignment shows all
-    tokens and highlights this one."""
+    """If given, show only what the query token at this position attends to. The alignment view
+    shows all tokens and highlights this token."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("kind", self.kind, Kind), ("view", self.view, View)):

@@ -1,4 +1,4 @@
-"""Plot losses and training metrics, for one run or as the mean and spread of several runs.
+"""Plot losses and training metrics, for one run or as the mean and range of several runs.
 
 Shapes: P points.
 """
@@ -19,7 +19,7 @@ from transformer_jax.visualization.style import GRID, Picture, add_legend, line_
 from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
-# Units, keyed by the last part of the metric's name. All other metrics have no unit.
+# The units of metrics, keyed by the last part of the metric's name. Other metrics have no unit.
 UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
 # Curves with fewer points than this number have a marker at each point.
 MAX_MARKERS = 20
@@ -107,7 +107,7 @@ def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
 
 
 def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Use a logarithmic axis with plain numbers if the values span a factor of four or more."""
+    """Use a log axis with plain-number labels if the values span a factor of four or more."""
     positive = [value for value in values if 0 < value < math.inf]
     if not positive or max(positive) < 4 * min(positive):
         return

@@ -1,4 +1,4 @@
-"""Box diagrams, like figures 1 and 2 of the paper. Data flows from the bottom to the top."""
+"""Box diagrams, like figures 1 and 2 of the paper. Data flows from bottom to top."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from matplotlib.patches import FancyBboxPatch
 from transformer_jax.visualization.style import Picture
 
 WIDTH, HEIGHT, GAP, COLUMN_GAP = 2.6, 0.5, 0.3, 1.3
-# The colors in figure 1 of the paper, keyed by a word in the label.
+# The colors in figure 1 of the paper, keyed by a word in the box's label.
 COLORS = {
     "attention": "#ffe1bb",
     "norm": "#f2f4c1",
@@ -28,7 +28,7 @@ class Column:
     input: str
     """The text below the first box."""
     boxes: Sequence[str]
-    """The labels, from the first operation to the last."""
+    """The labels of the boxes, from the first operation to the last."""
     output: str = ""
     """The text above the last box."""
     repeated: range = range(0)

@@ -1,4 +1,4 @@
-"""The files that pages and figures are saved to. This module does not import matplotlib."""
+"""Save pages and figures to files, and check file names. This module does not import matplotlib."""
 
 from pathlib import Path
 
@@ -20,6 +20,6 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file; raise StorageError if that fails."""
+    """Write a file; raise StorageError if it cannot be written."""
     with storage_errors(f"{path} cannot be written"):
         path.write_bytes(content)

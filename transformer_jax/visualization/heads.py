@@ -1,4 +1,4 @@
-"""Plots of the importance of attention heads and of the loss as heads are pruned.
+"""Plots of attention-head importance and of the loss as heads are pruned.
 
 Shapes: L layers, H heads, P pruned heads.
 """
@@ -18,7 +18,7 @@ def draw_heads(
     losses: Float[np.ndarray, " P"],
     limit: float,
 ) -> Picture:
-    """Plot a heat map for each kind of attention, and the loss as heads are pruned.
+    """Plot heat maps of head importance by kind of attention, and the loss as heads are pruned.
 
     Args:
         increases: the increase in loss when each head is masked, in nats per token.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def inline_curve(
     x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
 ) -> str:
-    """Return a curve as an SVG for HTML, or "" if there are fewer than two different x values.
+    """Return a curve as inline SVG for HTML, or "" if there are fewer than two distinct x values.
 
     The curve has the same color as the surrounding text. The axes are linear and extend from the
     lowest to the highest value. Values that are not finite are omitted.

@@ -1,4 +1,4 @@
-"""Plots of positional encoding tables (section 3.5), and measures of their structure.
+"""Plots of positional encoding tables (section 3.5), and metrics of their structure.
 
 Shapes: T positions, D d_model, K offsets.
 """
@@ -34,8 +34,8 @@ def fit_linear_map(
 ) -> tuple[Float[np.ndarray, "D D"], float]:
     """Fit the least-squares matrix M that maps PE(pos) to PE(pos + offset).
 
-    M is fitted to every other position. The second result is the relative error at the remaining
-    positions: the root-mean-square error, divided by the root-mean-square deviation of
+    M is fitted to every other position. The second return value is the relative error at the
+    remaining positions: the root-mean-square error, divided by the root-mean-square deviation of
     PE(pos + offset) from its mean. This error is 0 if PE(pos + offset) is a linear function of
     PE(pos), and 1 or more if M has no predictive power. At the fitted positions, the error would
     be 0 for any table with fewer positions than dimensions.
@@ -47,9 +47,9 @@ def fit_linear_map(
 
 
 def draw_positions(tables: Mapping[str, Float[np.ndarray, "T D"]], *, offset: int = 1) -> Picture:
-    """Plot each table, its linear map from PE(pos) to PE(pos + offset), and two measures.
+    """Plot each table, its linear map from PE(pos) to PE(pos + offset), and two metrics.
 
-    The measures are the dot product of PE(pos) and PE(pos + k), and the residual of
+    The metrics are the dot product of PE(pos) and PE(pos + k), and the residual of
     `fit_linear_map`.
     """
     num_tables = len(tables)

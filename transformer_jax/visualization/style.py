@@ -1,4 +1,4 @@
-"""The common style of all plots: colors, line styles, and deterministic files."""
+"""The common style of all plots: colors, line styles, and deterministic output files."""
 
 import io
 import warnings
@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, write_file
 
-# Okabe and Ito's color-blind-safe palette, with wine from Tol's palette instead of yellow.
+# Okabe and Ito's color-blind-safe palette, with Tol's wine color instead of yellow.
 PALETTE = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 LINE_STYLES = ("-", "--", "-.", ":")
-# A diverging, color-blind-safe colormap for values of both signs.
+# A diverging, color-blind-safe colormap for positive and negative values.
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
 # Omit dates and versions, so that a file depends only on the data.
@@ -68,7 +68,7 @@ class Picture:
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
-    """Add a legend for these artists, or for all labeled artists in the axes.
+    """Add a legend for `handles`, or for all labeled artists in the axes.
 
     Without `handles`, matplotlib ignores labels that begin with an underscore.
     """

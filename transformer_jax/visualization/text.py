@@ -1,4 +1,4 @@
-"""Text from runs and models in a form that pages and figures can display."""
+"""Convert text from runs and models to a form that pages and figures can display."""
 
 import re
 
@@ -13,7 +13,7 @@ def printable(text: str) -> str:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return text of at most `limit` characters, with an ellipsis in place of the rest."""
+    """Truncate text to at most `limit` characters, with an ellipsis in place of the rest."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""Test that configs of different architectures can be compared."""
+"""Test that configs of different architectures have comparable sizes and training budgets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test the layer types of Table 1 against implementations that use loops."""
+"""Test the layer types of Table 1 against NumPy loops."""
 
 import jax
 import numpy as np

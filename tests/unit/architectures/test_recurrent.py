@@ -41,7 +41,7 @@ def lstm_cell(params: Params, state: tuple[Floats, Floats], x: Floats) -> tuple[
 
 
 def run(params: Params, vectors: Sequence[Floats]) -> tuple[list[Floats], tuple[Floats, Floats]]:
-    """Return the outputs of an LSTM and its last state."""
+    """Return the outputs and the final state of an LSTM."""
     size = floats(params["hi"]["bias"]).shape
     state, outputs = (np.zeros(size), np.zeros(size)), list[Floats]()
     for x in vectors:
@@ -57,7 +57,7 @@ def cell_params(layer: Params, direction: str) -> Params:
 
 
 def encode(params: Params, tokens: list[int]) -> tuple[list[Floats], list[Any]]:
-    """Return the vectors for an unpadded sentence, and each layer's last states."""
+    """Return the encoder outputs for an unpadded sentence, and each layer's final states."""
     table, states = floats(params["embedding"]["table"]), list[Any]()
     xs = [table[token] * SIZE**0.5 for token in tokens]
     for i in range(SMALL.num_layers):
@@ -70,7 +70,7 @@ def encode(params: Params, tokens: list[int]) -> tuple[list[Floats], list[Any]]:
 
 
 def score(params: Mapping[str, Any], name: str, query: Floats, key: Floats) -> float:
-    """Return the score of a query and a key, as in Luong et al. and Bahdanau et al."""
+    """Return the attention score of a query and a key, as in Luong et al. and Bahdanau et al."""
     if name == "dot_product":
         return float(query @ key)
     if name == "general":

@@ -36,7 +36,7 @@ def evaluation(run: Run) -> Evaluation:
 
 @pytest.fixture
 def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
-    """The development set as two files. The target file is compressed."""
+    """The development set as a plain source file and a compressed target file."""
     source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
     source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
     lines = "".join(f"{line}\n" for line in evaluation.references)

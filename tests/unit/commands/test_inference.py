@@ -1,4 +1,4 @@
-"""Test the `translate` command and the lines that it reads."""
+"""Test the `translate` command and how it splits its input into lines."""
 
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,10 @@ def test_a_line_that_is_not_utf_8_is_reported_by_number() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An untrained run that gives different translations for different lines.
+    """An untrained run that produces different translations for different lines.
 
-    The model rarely predicts the end token, so this run lets every hypothesis in a beam finish.
+    The model rarely predicts the end-of-sentence token, so this run allows every hypothesis in the
+    beam to finish.
     """
     path = tmp_path_factory.mktemp("runs") / "run"
     config = SMALL.change(decode={"beam_end": "any"})
@@ -63,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def lines(run: Run) -> list[str]:
-    """Lines that share a padded width, so that few programs are compiled."""
+    """Lines that are padded to the same width, to limit the number of XLA compilations."""
     translator = run.translator()
     sources = [source for source, _ in [*read_pairs("dev"), *read_pairs("train")]]
     widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]

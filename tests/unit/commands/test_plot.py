@@ -45,7 +45,7 @@ def test_the_command_checks_the_file_before_it_draws_and_replaces_no_file(
         ("x.svg/x.svg", 74, "x.svg/x.svg cannot be written: x.svg is not a folder"),
         (long, 2, f"{long} cannot be written: File name too long"),
     ):
-        # The command also rejects the unknown metric, but only when it draws the plot.
+        # The metric `no` is also invalid, but the command rejects it only when it draws the plot.
         assert main(["plot", str(recorded_run.path), "--metrics", "no", "--out", out]) == code
         error = capsys.readouterr().err
         assert message in error

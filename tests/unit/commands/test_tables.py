@@ -1,4 +1,4 @@
-"""Test that the terminal shows every cell of a table as plain text, and durations in units."""
+"""Test that printed tables show the full text of every cell, and test the units of durations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test the answer for a config and a target."""
+"""Test the result of checking whether a config fits a target."""
 
 from collections.abc import Callable
 

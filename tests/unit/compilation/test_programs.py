@@ -1,4 +1,4 @@
-"""Test the statistics of a compiled step, with the CPU as the target device."""
+"""Test the statistics of a compiled training step, with the CPU as the target device."""
 
 import jax
 import numpy as np
@@ -21,8 +21,8 @@ def test_a_step_that_compiles_is_described_by_its_memory_and_flops() -> None:
     target = parse_target("v5e")
     program = compile_step(SMALL, target, jax.devices()[:1], BUCKET)
     model = build_transformer(SMALL.model, SMALL.data.vocab_size)
-    # The parameters and Adam's two moments are stored in float32. The rest of the state is six
-    # integers, such as the step and the seed.
+    # The parameters and Adam's two moments are stored in float32. The rest of the state consists of
+    # six integers, such as the step and the seed.
     assert program.state_bytes - 3 * 4 * parameter_counts(model)["total"] in range(16, 33)
     assert program.peak_bytes is not None
     assert program.state_bytes < program.peak_bytes <= program.capacity_bytes == target.capacity

@@ -22,7 +22,7 @@ from transformer_jax.errors import ConfigError
 
 
 def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
-    """Return a strategy for values that satisfy the rules of a single field."""
+    """Return a Hypothesis strategy for values that satisfy the rules of a single field."""
     kind, key = KINDS[pair], pair[1]
     if typing.get_origin(kind) is Literal:
         return st.sampled_from(typing.get_args(kind))
@@ -403,7 +403,7 @@ def test_a_warmup_unlike_the_papers_is_worth_a_warning(
     warning = Config().change(data=data, train=train).describe_warmup()
     assert (warning is None) == (described is None)
     assert described is None or f"warmup covers {described}" in str(warning)
-    # A config that also changes the scale of the learning rate gets no warning.
+    # A config that also changes the learning-rate scale gets no warning.
     train["learning_rate_scale"] = 2
     assert Config().change(data=data, train=train).describe_warmup() is None
 

@@ -63,7 +63,7 @@ def rate(name: str, step: int) -> float:
 @pytest.mark.parametrize("step", [10, 1000, 8000, 50_000])
 def test_the_learning_rate_follows_the_authors_own_schedules(step: int) -> None:
     """These schedules count steps from 1, as the paper does."""
-    # Tensor2Tensor's rate is 0.002 x 5000 x learning_rate x decay ("legacy noam").
+    # Tensor2Tensor's "legacy noam" learning rate is 0.002 x 5000 x learning_rate x decay.
     for name, constant, warmup in (("t2t_v1", 0.1, 4000), ("t2t_v2", 0.2, 8000)):
         decay = 5000.0 * 512**-0.5 * min(step * warmup**-1.5, step**-0.5)
         assert rate(name, step) == pytest.approx(0.002 * constant * decay, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Test the configs of the paper's experiments against the paper's numbers, such as Table 3."""
+"""Test the configs of the paper's experiments against the numbers in Table 3 and elsewhere."""
 
 import dataclasses
 import functools
@@ -67,7 +67,7 @@ def total(config: ModelConfig) -> int:
 
 
 def check_equations(config: ModelConfig) -> None:
-    """Compare the equations with an actual one-layer model, which is fast to trace."""
+    """Check the closed-form count against an actual one-layer model, which is fast to trace."""
     one_layer = dataclasses.replace(config, num_layers=1)
     assert total(one_layer) == closed_form(one_layer)
 

@@ -139,8 +139,8 @@ def test_batches_have_the_planned_shapes_within_the_budget(
         rows, width = batch.source.shape
         assert batch.target.shape[0] == rows
         assert rows % ROW_MULTIPLE == 0
-        # A batch with the minimum number of rows may exceed the budget, because sentences are never
-        # truncated.
+        # A batch with the minimum number of rows may exceed the token budget, because sentences are
+        # never truncated.
         assert rows == ROW_MULTIPLE or rows * max(width, batch.target.shape[1]) <= batch_tokens
         assert batch.source.dtype == batch.target.dtype == np.int32
     tokens = sum(np.count_nonzero(side) for batch in epoch for side in batch)
@@ -188,7 +188,7 @@ def test_batches_of_realistic_text_are_dense_and_nearly_full() -> None:
 @settings(deadline=None, derandomize=True)
 def test_ragged_sequences_are_padded_with_zeros(sequences: list[list[int]]) -> None:
     ragged = Ragged.from_lists(sequences)
-    # Memory-mapped tokens are unsigned.
+    # Memory-mapped tokens are unsigned integers.
     ragged = ragged._replace(flat=ragged.flat.astype(np.uint16))
     assert ragged.lengths.tolist() == [len(sequence) for sequence in sequences]
     width = max(map(len, sequences), default=0)

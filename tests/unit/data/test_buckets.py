@@ -20,7 +20,7 @@ SEARCHES = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 def sentence_lengths(pairs: int) -> np.ndarray:
-    """Return realistic lengths: both sides are similar in length, and few sentences are long."""
+    """Return realistic sentence lengths: similar on both sides, and rarely long."""
     rng = np.random.default_rng(0)
     source = rng.gamma(5.0, 28 / 5, pairs)
     target = source * rng.lognormal(0.05, 0.1, pairs)
@@ -28,7 +28,7 @@ def sentence_lengths(pairs: int) -> np.ndarray:
 
 
 def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the total number of positions, with each pair in the smallest bucket that fits it."""
+    """Return the total padded length, with each pair in the smallest bucket that fits it."""
     fits = (lengths[:, None, :] <= sizes).all(axis=2)
     return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
 

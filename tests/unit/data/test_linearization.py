@@ -51,11 +51,11 @@ def test_the_symbols_of_a_tree_parse_to_the_same_tree(seed: int) -> None:
 @pytest.mark.parametrize(
     ("line", "num_words", "expected"),
     [
-        # The missing closing bracket is added at the end.
+        # The missing closing brackets are added at the end.
         ("(S (NP XX )NP (VP XX", 2, [("S", 0, 2), ("NP", 0, 1), ("VP", 1, 2)]),
         # The closing bracket of S also closes NP.
         ("(S (NP XX XX )S", 2, [("S", 0, 2), ("NP", 0, 2)]),
-        # A closing bracket without an opening bracket is dropped.
+        # A closing bracket without a matching opening bracket is dropped.
         ("(S XX )VP XX )S )NP", 2, [("S", 0, 2)]),
         # A bracket without words is dropped.
         ("(S (NP )NP XX )S", 1, [("S", 0, 1)]),

@@ -41,7 +41,7 @@ def use_corpus(monkeypatch: pytest.MonkeyPatch, corpus: InMemoryCorpus) -> None:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files except the locks, which are empty."""
+    """Return the contents of all files except the lock files, which are empty."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -149,8 +149,8 @@ def test_lines_of_a_text_that_changes_meanwhile_are_not_kept(
 
 
 CHUNK = 8
-# The train split has 7 chunks, and dev and test have 3 each. Each chunk takes one call for the
-# sources and one for the targets.
+# The train split has 7 chunks, and dev and test have 3 each. Encoding a chunk takes one call for
+# the sources and one for the targets.
 CORPUS = InMemoryCorpus([*WORDS[:48], ("", ""), WORDS[49]], WORDS[:20])
 CALLS = 2 * (7 + 3 + 3)
 LINES = 2 * (49 + 20 + 20)
@@ -258,8 +258,8 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
             else:
                 path.write_bytes(data[: len(data) // 2])
         if damage == "report":
-            # This file is left over from an attempt that was interrupted before it renamed the
-            # folder.
+            # An attempt that was interrupted before it renamed the folder leaves a report.json
+            # behind.
             (partial / "report.json").write_text("{}")
         prepare(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
@@ -286,8 +286,8 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
                 prepare(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         prepare(CONFIG, VOCABULARY)
-        # Everything is encoded again only if the interruption came after the journals were removed
-        # and before the folder was renamed.
+        # Everything is encoded again only if the interruption occurred after the journals were
+        # removed and before the folder was renamed.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
         assert read_files(cache) == complete
         shutil.rmtree(cache)
@@ -429,7 +429,7 @@ def test_the_text_of_a_run_may_move_but_not_change(cache: Path, tmp_path: Path) 
         with pytest.raises(DataError, match="is not the text that the run began with") as caught:
             find_prepared(other, first.vocabulary, first.fingerprint, verify_text=True)
         assert str(caught.value).startswith("train.en + train.de ")
-        # Without `verify_text`, cached text with the same fingerprint is enough.
+        # Without `verify_text`, `find_prepared` accepts cached text with the same fingerprint.
         found = find_prepared(other, first.vocabulary, first.fingerprint)
         assert found.report == first.report
 

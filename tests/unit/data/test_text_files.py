@@ -1,4 +1,4 @@
-"""Test that lines are read as written, and that each fault causes one line with its location."""
+"""Test that lines are read as written, and that a one-line message gives each fault's location."""
 
 import gzip
 import os

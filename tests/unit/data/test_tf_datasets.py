@@ -1,4 +1,4 @@
-"""Test TensorFlow Datasets (TFDS) with its real builders and synthetic downloads."""
+"""Test TensorFlow Datasets (TFDS) corpora with the real builders and synthetic downloads."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ NEWSTEST2014 = synthetic("newstest2014", 5)
 
 
 def write_downloads(folder: Path) -> None:
-    """Write the files of the WMT 2014 archives that TFDS reads."""
+    """Write synthetic versions of the files that TFDS reads from the WMT 2014 archives."""
     (folder / "training").mkdir(parents=True)
     (folder / "dev").mkdir()
     texts = {
@@ -138,8 +138,8 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # TFDS drops the pair with an empty side. Characters such as U+2028, which would break a line,
-    # are removed or replaced with spaces.
+    # TFDS drops the pair with an empty side. A carriage return is removed at the end of a line and
+    # replaced with a space elsewhere. Other characters, such as U+2028, are kept.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
     assert Counter(corpus.read("train")) == Counter(train)

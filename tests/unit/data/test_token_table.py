@@ -1,4 +1,4 @@
-"""Test tokenizers whose IDs come from a table."""
+"""Test tokenizers whose token IDs come from a table."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def test_special_tokens_have_the_ids_of_this_package() -> None:
     assert TABLE.token_texts[PAD] == "<pad>"
     assert TABLE.token_texts[EOS] == "</s>"
     assert TABLE.token_texts[UNKNOWN] == "<unk>"
-    # The vocabulary has no token that begins a sentence, so an ordinary token replaces BOS.
+    # The vocabulary has no beginning-of-sentence token, so an ordinary token takes the ID of BOS.
     assert TABLE.token_texts[BOS] == "a"
     with_begin = TABLE._replace(begin=3)
     assert with_begin.order == (6, 3, 0, 1, 2, 4, 5)

@@ -1,4 +1,4 @@
-"""Test that decoding inverts encoding, and that the same text always gives the same model."""
+"""Test that decoding inverts encoding, and that training is deterministic."""
 
 import io
 import itertools
@@ -50,7 +50,7 @@ def test_decoding_returns_any_words_of_known_letters(words: list[str]) -> None:
 
 
 def as_documented(line: str, known: set[str]) -> str:
-    """Encode and decode a line as the module's docstring describes, but without a tokenizer."""
+    """Simulate encoding and decoding a line, as the tokenizer module's docstring describes."""
     line = re.sub(" +", " ", line).replace("\u2581", " ").strip(" ")
     runs = itertools.groupby(line, key=known.__contains__)
     return "".join("".join(run) if is_known else " \u2047 " for is_known, run in runs)

@@ -33,7 +33,7 @@ def test_the_sections_of_the_penn_treebank_are_splits(tmp_path: Path) -> None:
     for section, tree in enumerate(trees):
         file = tmp_path / f"{section:02}" / f"wsj_{section:02}01.mrg"
         file.parent.mkdir()
-        # A tree in the Penn Treebank spans several lines.
+        # A tree in the Penn Treebank can span several lines.
         file.write_text("\n" + tree.replace(" (", "\n  (") + "\n")
     corpus = open_treebank(tmp_path)
     assert [corpus.count(split) for split in corpus.splits] == [20, 1, 1]
@@ -107,7 +107,7 @@ def test_each_symbol_of_a_tree_is_one_token(tmp_path: Path) -> None:
     )
     prepared = prepare(config)
     assert bleu_tokenizer(config) == "none"
-    # The tokens are four special tokens, three pairs of brackets, XX, and the period.
+    # The vocabulary contains four special tokens, three pairs of brackets, XX, and the period.
     assert prepared.vocabulary.sizes["vocab_size"] == 4 + 6 + 2
     lines = prepared.lines("dev")[1]
     _, tokens = sequences(prepared, "dev")

@@ -1,4 +1,4 @@
-"""Test on which lines a vocabulary is trained, and that a damaged vocabulary is trained again."""
+"""Test which lines a vocabulary is trained on, and that a damaged vocabulary is retrained."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -31,7 +31,7 @@ class Store:
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
         with self._changed:
-            # Calls to JAX's store occasionally time out, so let this method time out, too.
+            # Calls to JAX's key-value store occasionally time out, so simulate timeouts.
             if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
                 raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
             return self._values[key]

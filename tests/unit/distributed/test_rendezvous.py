@@ -53,7 +53,7 @@ def test_process_0_is_connected_to_every_other_process_of_its_run() -> None:
 
 
 def connect_to(coordinator: str) -> socket.socket:
-    """Wait until the port is open, then connect to it."""
+    """Wait until the coordinator's port is open, then connect to it."""
     host, port = coordinator.split(":")
     while True:
         try:
@@ -124,7 +124,8 @@ MPI = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        # A process uses all devices if it is alone on a node, and one device otherwise.
+        # A process uses all devices of its node if it is the only process there. Otherwise, it uses
+        # one device.
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),

@@ -23,7 +23,7 @@ from transformer_jax.model.inspect import attention_weights
 
 SOURCE, TARGET = "twenty-one", "einundzwanzig"
 LONG = " ".join(["one"] * 200)
-# All tests share one search, so it is compiled only once.
+# All tests use the same search options, so the search is compiled only once.
 GREEDY = {"beam_size": 1}
 
 

@@ -1,4 +1,4 @@
-"""Test the scores against the results that evalb's authors publish with its source code.
+"""Test bracket scores against the results that evalb's authors publish with its source code.
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
 and sample.rsl (the scores). Its parameter file for the sample treats "This" and "this" as the same
@@ -17,11 +17,11 @@ from transformer_jax.inference.brackets import (
 )
 
 TEST = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
-# Each list has 44 words: 11 copies of the same sentence.
+# This tree has 44 words: 11 copies of the same sentence.
 LONG = f"(S {' '.join([TEST[3:-1]] * 11)})"
 NOTHING = Tree((), (), ())
 # Each tree to score is followed by evalb's counts of matched, expected, and proposed brackets, or
-# by the reason for not scoring it. Sentences 21 to 24 have different references.
+# by the reason for not scoring it. The reference is `TEST`, except for sentences 21 to 24.
 SAMPLE: list[tuple[str, tuple[int, int, int] | str]] = [
     (TEST, (4, 4, 4)),
     ("(S (A (P this)) (B (Q is) (C (R a) (T test))))", (3, 4, 4)),
@@ -99,9 +99,9 @@ def test_punctuation_does_not_count_but_the_length_includes_it() -> None:
     assert score_brackets([(with_comma, without)]).f1 == 100
     assert scored_brackets(with_comma)[Bracket("VP", 1, 2)] == 1
     assert score_brackets([(with_comma, without)], 3).sentences == 0
-    # Other symbols, such as parentheses, are words.
+    # Other symbols, such as parentheses, count as words.
     assert scored_brackets(tree_of("(PRN (-LRB- -LRB-) (NN a))")) == {("PRN", 0, 2): 1}
-    # A constituent that consists of punctuation has no words.
+    # A constituent that consists only of punctuation has no words.
     assert scored_brackets(tree_of("(S (NP (: -)) (NN a))")) == {("S", 0, 1): 1}
 
 

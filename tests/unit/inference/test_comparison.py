@@ -1,4 +1,4 @@
-"""Test the comparison of the metrics and scores of runs."""
+"""Test the comparison of runs by their metrics and scores."""
 
 import json
 import math
@@ -112,7 +112,7 @@ def test_no_two_groups_have_the_same_label(
     copy_run(run, tmp_path / "first" / "name", REPORTS)
     copy_run(run, tmp_path / "name", REPORTS, model={"num_heads": 1})
     monkeypatch.chdir(tmp_path)
-    # The second run's relative path is the first run's name.
+    # The second run's relative path equals the first run's name.
     comparison = transformer_jax.compare(["first/name", "name"])
     assert list(comparison.groups) == ["name", str(tmp_path / "name")]
     assert [row["run"] for row in comparison.table] == ["first/name", "name"]

@@ -1,4 +1,4 @@
-"""Test that a grid gives the same scores as separate evaluations and reuses stored results."""
+"""Test that a search grid gives the scores of separate evaluations and reuses stored results."""
 
 import json
 import shutil
@@ -94,7 +94,7 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
     shutil.rmtree(run.path / "evaluations" / name)
     assert repeat() == results
     assert set(titles) == {"evaluation 2 of 2"}
-    # The command must not reuse a result that was computed with different checkpoints.
+    # The grid must not reuse a result that was computed with different checkpoints.
     scores = run.path / "evaluations" / name / "scores.json"
     scores.write_text(json.dumps(results[1] | {"steps": [2, 8]}))
     assert repeat() == results

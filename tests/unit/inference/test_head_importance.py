@@ -1,4 +1,4 @@
-"""Test the importance of heads against the loss without each head."""
+"""Test the importance of each head against the loss of the model without that head."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ def test_importance_is_the_loss_without_each_head(run: Run) -> None:
             counts.append((done, total))
 
     importance = head_importance(run, num_sentences=8, margin=math.inf, progress=progress)
-    # With an unlimited margin, all losses are needed: without masks, and twice for each head.
+    # With an unlimited margin, 13 losses are computed: one without masks and two for each head.
     assert counts == [(i, 13) for i in range(1, 14)]
     tokens = [
         side._replace(offsets=side.offsets[:9])

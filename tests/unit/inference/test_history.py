@@ -1,4 +1,4 @@
-"""Test the metrics and stored scores of a run, which do not need parameters."""
+"""Test reading a run's metrics and stored scores, which does not need parameters."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ def test_a_package_translates_as_its_run_does(run: Run, package: Path) -> None:
     loaded = load(package)
     assert_same_params(loaded, run)
     assert loaded.steps == run.steps == (4, 8)
-    # File names in packages have no directory part.
+    # A package stores absolute file names without their folders.
     files: dict[str, Any] = {
         split: tuple(Path(name).name for name in names) for split, names in FILES.items()
     }
@@ -151,7 +151,7 @@ def test_the_command_prints_the_size_and_what_the_card_lacks(
     assert 'license: "unknown"' in card
     assert f"\n\n{note}\n\n- The vocabulary has" in card
     assert "metrics" not in card
-    # The command must not overwrite the folder, and the message must suggest a new name.
+    # The command must not overwrite the folder, and the error must suggest a new name.
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments) == 2
     assert f"{out} already exists: choose another folder with `--out {out}-2`" in (

@@ -28,7 +28,7 @@ def test_scores_count_brackets_after_repair() -> None:
     values = score("(S (NP XX )NP XX (VP XX XX XX )VP .")
     assert values["repaired"] == 1
     assert (values["precision"], values["recall"]) == (pytest.approx(200 / 3), 50)
-    # Without symbols, there are no brackets. The sentence still counts.
+    # An empty translation has no brackets, but its sentence still counts.
     nothing = score("", REFERENCE)
     assert (nothing["sentences"], nothing["recall"], nothing["precision"]) == (2, 50, 100)
 

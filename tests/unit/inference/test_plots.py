@@ -1,4 +1,4 @@
-"""Test the plots of losses and of positions."""
+"""Test the loss plots and the positional-encoding plot."""
 
 import math
 

@@ -67,7 +67,7 @@ def test_tokenized_text_is_scored_word_by_word_without_a_warning(
 
 
 def fourth_root(numerator: float, denominator: float) -> float:
-    """Return BLEU in percent, given the product of the four n-gram precisions."""
+    """Return BLEU in percent, given the product of the four n-gram precisions as a fraction."""
     return 100 * (numerator / denominator) ** 0.25
 
 

@@ -57,10 +57,10 @@ Scored = tuple[float, tuple[int, ...]]
 
 
 class State(NamedTuple):
-    """The state of the step function: each slot's tokens and each sentence's logits."""
+    """The state of the step function: each beam slot's tokens and each sentence's logits."""
 
     cache: Array
-    """The tokens that each slot has read, [B, J, L]."""
+    """The tokens that each beam slot has read, [B, J, L]."""
     table: Array
     """The logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
     tokens. Its index is the number whose digits in base N are these tokens.
@@ -184,8 +184,8 @@ def tensor2tensor_beam(
     """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
 
     Each step sorts the continuations of all hypotheses and keeps the 2 x `beam_size` best ones.
-    Continuations that end with `EOS` become finished translations, and the likeliest of the others
-    stay in the beam. If no hypothesis has finished when the search reaches the limit, all
+    Continuations that end with `EOS` become finished translations, and the most likely of the
+    others stay in the beam. If no hypothesis has finished when the search reaches the limit, all
     hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
@@ -202,7 +202,7 @@ def tensor2tensor_beam(
 
 
 def until_eos(tokens: NDArray[Any]) -> tuple[int, ...]:
-    """Return the tokens up to `EOS`, and check that only zeros follow."""
+    """Return the tokens up to and including `EOS`, and check that only zeros follow."""
     length = tokens.tolist().index(EOS) + 1
     assert not tokens[length:].any()
     return tuple(tokens[:length].tolist())
@@ -223,7 +223,7 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
 def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # With a vocabulary of 3 tokens, there are 1 + 2 + 4 + 8 + 16 sequences of at most 5 tokens.
+    # With a vocabulary of 3 tokens, 1 + 2 + 4 + 8 + 16 translations have at most 5 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
@@ -273,13 +273,13 @@ def test_the_papers_search_is_that_of_tensor2tensor(
 def test_every_beam_end_of_the_config_has_one_rule() -> None:
     names = get_args(get_type_hints(DecodeConfig)["beam_end"])
     assert list(END_RULES) == list(names)
-    # The first name is the default in both the config and the search.
+    # The first rule is the default in both the config and the search.
     assert DecodeConfig().beam_end == names[0]
     assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]
 
 
 def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
-    """At the first step, `EOS` is the fifth likeliest of six tokens, and a beam of 2 keeps four.
+    """At the first step, `EOS` ranks fifth of six tokens, and a beam of size 2 keeps only four.
 
     All later tokens are equally likely, so every longer translation has a lower log-probability.
     """
@@ -339,7 +339,7 @@ def test_translations_end_at_their_limit(beam_end: str) -> None:
 
 
 def test_a_token_that_never_occurs_does_not_change_the_probabilities_of_others() -> None:
-    # Token 0 is the likeliest at every position.
+    # The bias makes token 0 so likely that the best translations contain it.
     table, kind = random_table(7, 4).at[..., 0].add(3.0), ("gnmt", 0.0)
     limits = jnp.full(SENTENCES, LONGEST)
     options: dict[str, Any] = {"beam_size": 31, "kind": kind, "num_best": 31}

@@ -40,7 +40,7 @@ def test_a_comparison_equals_that_of_the_sacrebleu_command(tmp_path: Path) -> No
         text=True,
         check=True,
     )
-    # For each metric, the table shows "score (mean ± interval)" with "(p = ...)" below it.
+    # For each metric, sacreBLEU prints "score (mean ± interval)" with "(p = ...)" below it.
     score_and_interval = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", ended.stdout)
     p_values = re.findall(r"\(p = ([\d.]+)\)", ended.stdout)
     bleu, chrf = compare(better, worse, "char")

@@ -1,4 +1,4 @@
-"""Test the summary of a run."""
+"""Test the HTML summary of a run."""
 
 import pytest
 from recorded_runs import write_recorded_run

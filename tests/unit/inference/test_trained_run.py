@@ -83,7 +83,7 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
 
 
 def write_config(path: Path, **sections: dict[str, Any]) -> None:
-    """Change fields in a run's description."""
+    """Change config fields in a run's `run.json`."""
     description = json.loads((path / "run.json").read_text())
     for section, fields in sections.items():
         description["config"][section] |= fields
@@ -180,7 +180,8 @@ def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
         run.translate_best(["one"], 0)
     with pytest.raises(ConfigError, match=r"decode.beam_size must be from 1 to 1000"):
         run.translate(["one"], beam_size=0)
-    # The parameters are averaged when the run is loaded, so a translation cannot change the number.
+    # The parameters are averaged when the run is loaded, so a translation cannot change the number
+    # of averaged checkpoints.
     with pytest.raises(UsageError, match=r"load the run with average_checkpoints=2$"):
         run.translate(["one"], average_checkpoints=2)
     with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:

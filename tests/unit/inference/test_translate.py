@@ -31,9 +31,10 @@ LONG_LINE = " ".join(["one"] * 200)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """An untrained run that gives different translations for different lines.
+    """An untrained run that produces different translations for different lines.
 
-    The model rarely predicts the end token, so this run lets every hypothesis in a beam finish.
+    The model rarely predicts the end-of-sentence token, so this run allows every hypothesis in the
+    beam to finish.
     """
     path = tmp_path_factory.mktemp("runs") / "run"
     config = SMALL.change(decode={"beam_end": "any"})
@@ -47,7 +48,7 @@ def prepared(run: Run) -> Prepared:
 
 @pytest.fixture(scope="module")
 def lines(run: Run) -> list[str]:
-    """Lines that share a padded width, so that few programs are compiled."""
+    """Lines that are padded to the same width, to limit the number of XLA compilations."""
     translator = run.translator()
     sources = [source for source, _ in [*read_pairs("dev"), *read_pairs("train")]]
     widths = [translator.width(len(tokens)) for tokens in translator.encode(sources)]
@@ -68,7 +69,7 @@ def test_a_translation_depends_only_on_its_sentence(run: Run, lines: list[str]) 
         np.testing.assert_allclose(
             [h.score for h in actual], [h.score for h in expected], rtol=1e-5
         )
-    # The test can fail only if the translations differ.
+    # This test is meaningful only if different lines have different translations.
     assert len({best[0].text for best in together}) > 10
 
 

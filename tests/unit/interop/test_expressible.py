@@ -21,7 +21,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(autouse=True)
 def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a command fail if it loads checkpoints."""
+    """Fail the test if a command loads checkpoints."""
 
     def load(_: CheckpointCommand) -> None:
         pytest.fail("the checkpoints are loaded")

@@ -27,7 +27,7 @@ LINES = ["two hundred and thirty-one", "forty-two", "ninety thousand", "q"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with Marian's epsilon, so that both programs compute the same function."""
+    """A run with Marian's layer-norm epsilon, so that both libraries compute the same function."""
     config = SMALL.change(model={"layer_norm_epsilon": 1e-5, "attention_bias": True})
     path = tmp_path_factory.mktemp("runs") / "run"
     run = load(write_untrained_run(path, config, steps=(4,), scale=3).path)

@@ -1,4 +1,4 @@
-"""Test that models imported from the opus-mt format match those of the transformers library."""
+"""Test that models imported from the opus-mt format match the same models in Transformers."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ LINES = [*SOURCES[:7], "forty-two q ½"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _packages() -> None:
-    """Import these slow packages only in a process that runs these tests."""
+    """Defer the slow imports of PyTorch and Transformers until a process runs these tests."""
     global torch, transformers
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_marian_tokenizer(imported: Imported) -> None:
     for line, tokens in zip(lines, source.encode(lines), strict=True):
         assert order[tokens].tolist() == theirs(line)["input_ids"]
         assert tokens[-1] == EOS
-    # "q" is in neither file, and "▁two" is in source.spm but not in vocab.json.
+    # "q" is in neither source.spm nor vocab.json, and "▁two" is only in source.spm.
     for line in ("forty q", "two"):
         assert UNKNOWN in source.encode([line])[0]
     # In a line of text, the name of a special token is treated as ordinary text.
@@ -109,7 +109,7 @@ def test_tokens_are_those_of_the_marian_tokenizer(imported: Imported) -> None:
 
 
 def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return our logits in float64."""
+    """Return the logits that this package computes in float64."""
     config = replace(run.config.model, dtype="float64")
     model = build_transformer(config, **run.vocabulary.sizes)
     params = jax.tree.map(lambda x: jnp.asarray(x, "float64"), run.params)
@@ -118,7 +118,7 @@ def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def their_logits(marian: Any, source: np.ndarray, target: np.ndarray, pad: int) -> np.ndarray:
-    """Return the float64 logits that transformers computes with unrounded positions."""
+    """Return the float64 logits that Transformers computes with unrounded sinusoids."""
     marian = marian.double()
     width = marian.config.d_model
     positions = marian.config.max_position_embeddings
@@ -137,7 +137,7 @@ def their_logits(marian: Any, source: np.ndarray, target: np.ndarray, pad: int) 
 
 
 def assert_equal_logits(run: Run, marian: Any) -> None:
-    """Compare the logits of both programs for two pairs of random sentences."""
+    """Compare the logits of both libraries for two random sentence pairs."""
     rng = np.random.default_rng(1)
     source_order, target_order = (
         np.arange(len(t)) if t.table is None else np.array(t.table.order) for t in run.vocabulary
@@ -150,7 +150,7 @@ def assert_equal_logits(run: Run, marian: Any) -> None:
         marian, source_order[source], target_order[target], marian.config.pad_token_id
     )
     assert ours.dtype == np.float64
-    # The distributions are peaked, so that a wrong mask or scale would change them.
+    # The distributions are peaked, so a wrong mask or scale would change them.
     assert np.asarray(jax.nn.softmax(theirs)).max() > 0.5
     np.testing.assert_allclose(ours, theirs[..., target_order], rtol=0, atol=1e-10)
 
@@ -219,7 +219,7 @@ def test_greedy_translations_are_those_of_generate(imported: Imported) -> None:
     assert (result.sentences, result.equal) == (len(LINES), len(LINES))
     assert result.score_difference < 2e-3
     translations = imported.run.translate(LINES, beam_size=1)
-    # The comparison can fail only if the translations differ.
+    # The comparison is meaningful only if different lines have different translations.
     assert len(set(translations)) > len(LINES) / 2
 
 
@@ -268,7 +268,7 @@ def test_a_file_of_pytorch_gives_the_same_run(imported: Imported, tmp_path: Path
     folder = shutil.copytree(imported.folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     state = transformers.MarianMTModel.from_pretrained(imported.folder).state_dict()
-    # Old folders also contain the sinusoids and copies of the embeddings.
+    # Old model folders also contain the sinusoids and copies of the embeddings.
     assert {"lm_head.weight", "model.encoder.embed_positions.weight"} <= state.keys()
     for is_zip in (True, False):
         weights = folder / "pytorch_model.bin"

@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 class WrongSystem:
-    """A fake program that returns this package's results, but changes one token and one score."""
+    """A fake library that returns this package's results, but changes one token and one score."""
 
     def __init__(self, run: Run, lines: Sequence[str], wrong: str, shift: float = 0.5) -> None:
         self.ours = dict(zip(lines, find_translations(run, lines), strict=True))
@@ -77,7 +77,7 @@ def test_near_ties_and_rounding_are_close(equal: int, difference: float, is_clos
 def test_a_run_whose_text_is_missing_is_verified_with_random_tokens(run: Run) -> None:
     missing = ("missing.en", "missing.de")
     text = {"corpus": "text", "train": missing, "dev": missing}
-    # When the text of eight random tokens is encoded, it can have more than eight tokens.
+    # Encoding the text of eight random tokens can produce more than eight tokens.
     for longest in (64, 9):
         config = SMALL.change(data={**text, "max_length": longest}, model={"max_length": longest})
         lines = sample_lines(Run(replace(run.folder, config=config), run.params, run.steps))

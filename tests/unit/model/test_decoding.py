@@ -58,7 +58,7 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
         logits, state = step(model, params, tokens, jnp.asarray(t), slots.ancestors(t), state)
         assert logits.dtype == jnp.float32
         np.testing.assert_allclose(slots.gather(t, logits), expected[:, :, t], atol=tolerance)
-    # The logits of different hypotheses must differ by more than the tolerance.
+    # The logits of different hypotheses must differ, or the test could not detect swapped caches.
     assert np.abs(expected[:, 0] - expected[:, 1]).max() > min(0.1, 4 * tolerance)
 
 
@@ -88,7 +88,8 @@ def search(model: EncoderDecoder, has_cache: bool, params: dict[str, Any]) -> Tr
             mask = source_mask(source)
             output: Any = model.apply({"params": params}, read, memory, mask, method="decode")
             logits = output[:, position].reshape(*newest.shape, -1)
-        # Flatten the distribution and delay the end token, so that hypotheses move between slots.
+        # Flatten the distribution and delay the end-of-sentence token, so that hypotheses move
+        # between beam slots.
         end = jnp.where(position < ROOM - 4, -50.0, 0.0)
         return (logits / 4).at[..., EOS].add(end), state
 

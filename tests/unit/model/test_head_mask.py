@@ -20,7 +20,7 @@ MODEL, PARAMS = make_model(num_layers=NUM_LAYERS, num_heads=NUM_HEADS)
 
 
 class SilencedAttention(MultiHeadAttention):
-    """Multi-head attention in which the outputs of some heads are zero."""
+    """Multi-head attention with three heads, in which the output of the second head is zero."""
 
     def attend_heads(self, heads: Heads, train: bool, /) -> jax.Array:
         outputs = super().attend_heads(heads, train)

@@ -182,7 +182,7 @@ def test_foreign_parameters_must_be_those_of_the_model() -> None:
     def change(**parts: Any) -> dict[str, Any]:
         return {**params, "encoder_0": {**params["encoder_0"], **parts}}
 
-    # Flax ignores this bias.
+    # Flax would ignore a bias that the model does not have.
     bias = {**attention, "query": {**attention["query"], "bias": jnp.ones((2, 8))}}
     name = "encoder_0.self_attention.query.bias"
     with pytest.raises(UsageError, match=rf"the parameters have {name}, which the model does not"):

@@ -27,7 +27,7 @@ def draw_tokens(seed: int, rows: int, length: int) -> Array:
 
 
 def sums(loss: Loss) -> Floats:
-    """Return the loss's three sums as one array."""
+    """Return the smoothed loss, the negative log-likelihood, and the token count as one array."""
     return floats([float(field) for field in loss])
 
 
@@ -110,7 +110,7 @@ def test_a_uniform_prediction_has_the_vocabulary_size_as_perplexity() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.5])
 def test_the_minimum_loss_is_the_entropy_of_the_smoothed_target(smoothing: float) -> None:
-    """With smoothing, a more confident prediction has a higher loss, as section 5.4 explains."""
+    """A prediction more confident than the smoothed target has a higher loss (section 5.4)."""
     target = smoothed_target(3, VOCABULARY, smoothing)
     entropy = -(target @ np.log(target))
     best = jnp.log(jnp.asarray(target))[None, None]

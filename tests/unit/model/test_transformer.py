@@ -1,4 +1,4 @@
-"""Test the equations of the complete model and the dependence of its outputs on its inputs."""
+"""Test the complete model against its equations, and test which inputs affect each output."""
 
 from typing import Any
 
@@ -60,8 +60,8 @@ def test_no_position_sees_the_future() -> None:
             )[0]
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
-    # The first two axes are those of the logits: position and token. The last three are those of
-    # the embeddings: batch (of size 1), position, and d_model.
+    # The first two axes of the Jacobian are those of the logits: position and token. The last three
+    # are those of the embeddings: batch (of size 1), position, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 

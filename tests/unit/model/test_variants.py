@@ -1,4 +1,4 @@
-"""Test properties of every variant of the model: training, padding, and causality."""
+"""Test properties of every model variant: training, padding, and causality."""
 
 from typing import Any
 

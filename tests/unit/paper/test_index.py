@@ -1,4 +1,4 @@
-"""Test that every command and test in the index of the paper exists."""
+"""Test that every command and test in the paper index exists."""
 
 import ast
 import re

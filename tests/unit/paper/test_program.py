@@ -1,4 +1,4 @@
-"""Test the analysis on programs whose matrix products can be counted by hand."""
+"""Test program analysis on functions whose matrix products can be counted by hand."""
 
 from typing import Any
 

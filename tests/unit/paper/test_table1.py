@@ -1,4 +1,4 @@
-"""Test that Table 1 has the paper's exponents and the correct path lengths of stacked layers."""
+"""Test that our Table 1 has the paper's exponents and the correct path lengths."""
 
 from typing import Any
 
@@ -73,7 +73,8 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
     # Attention computes scores, weighted averages, and four projections.
     assert attention.flops == 2 * (2 * 512 * 512 * 64)
     assert attention.all_flops == attention.flops + 4 * (2 * 512 * 64 * 64)
-    # The longest chain consists of a projection, the scores, the weighted average, and the output.
+    # The longest chain consists of a projection, the scores, the weighted average, and the output
+    # projection.
     assert (attention.sequential, attention.path) == (4, 1)
     # An LSTM has four gates, each with one matrix for the input and one for the state.
     assert recurrent.flops == 512 * 8 * (2 * 64 * 64)

@@ -5,7 +5,7 @@ import pytest
 from transformer_jax.config.loading import load_config
 from transformer_jax.paper.table2 import TABLE2, estimate_disk
 
-# The FLOPs in Table 2, which has one column for both languages.
+# The FLOPs in Table 2, which gives one number per model for both language pairs.
 PAPER = {"base": 3.3e18, "big": 2.3e19}
 
 
@@ -15,9 +15,7 @@ def test_the_papers_method_gives_the_papers_flops() -> None:
 
 
 def test_counted_flops_are_close_to_those_of_the_papers_method() -> None:
-    """The paper's method gives an upper bound, assuming that GPUs cannot exceed their sustained
-    rate.
-    """
+    """The paper's method gives an upper bound if no GPU exceeds its sustained rate."""
     for training in TABLE2:
         assert 0.2 < training.counted_flops / training.paper_flops < 1.5, training
 

@@ -28,7 +28,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_other_file(
 def test_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with ThreadPoolExecutor(4) as writers:
-        # `list` raises the first exception of a writer.
+        # Calling `list` raises the first exception that occurs in a writer.
         list(writers.map(lambda number: write_json(path, [number] * 100), range(100)))
     [number] = set(json.loads(path.read_text("utf-8")))
     assert number in range(100)

@@ -45,7 +45,7 @@ def test_averages_of_one_pass_are_those_of_separate_passes(tmp_path: Path) -> No
 def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
     write_steps(tmp_path / "run" / "c", {1: 9.0, 2: 8.0, 3: None, 4: 7.0, 5: None}, keep=3)
     with CheckpointManager(tmp_path / "run" / "c", IDENTITY) as checkpoints:
-        # Step 3 was not scheduled, so its checkpoint was deleted once step 4 was saved.
+        # Checkpoint 3 was not scheduled, so it was deleted after checkpoint 4 was saved.
         assert select_steps(checkpoints) == select_steps(checkpoints, step=5) == [5]
         assert select_steps(checkpoints, step=2) == [2]
         assert select_steps(checkpoints, 2) == select_steps(checkpoints, 2, step=4) == [2, 4]
@@ -59,7 +59,7 @@ def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
 
 
 def test_an_average_never_spans_a_deleted_checkpoint(tmp_path: Path) -> None:
-    # Checkpoint 1 is kept because it is the best. Checkpoints 2 and 3 are deleted.
+    # Checkpoint 1 is kept because it has the lowest perplexity. Checkpoints 2 and 3 are deleted.
     write_steps(tmp_path / "c", {1: 1.0, 2: 8.0, 3: 7.0, 4: 6.0, 5: 5.0}, keep=2)
     assert steps_on_disk(tmp_path / "c") == {1, 4, 5}
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:

@@ -53,8 +53,8 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 
 def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 2.0, 2: 9.0, 3: 8.0, 4: 7.0, 5: None, 6: 6.0, 7: None}, keep=2)
-    # Step 1 has the best perplexity, steps 4 and 6 are the last two scheduled steps, and step 7 is
-    # the latest.
+    # Checkpoint 1 has the lowest perplexity, checkpoints 4 and 6 are the last two scheduled ones,
+    # and checkpoint 7 is the latest.
     assert steps_on_disk(tmp_path / "c") == {1, 4, 6, 7}
 
 
@@ -242,7 +242,7 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """The path to a one-megabyte disk. Tests are skipped if they are not allowed to mount disks."""
+    """A one-megabyte file system. Tests are skipped if they lack permission to mount it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

@@ -1,4 +1,4 @@
-"""Test that a folder keeps the tokenizers of a run, including their tables."""
+"""Test that tokenizers and their tables can be written to a folder and read back."""
 
 from pathlib import Path
 

@@ -53,7 +53,7 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
 
 
 def test_a_path_that_is_not_utf_8_can_be_reported(tmp_path: Path) -> None:
-    # `train` rejects such a path, but a user may rename a run's folder.
+    # `train` rejects a path that is not UTF-8, but a user may rename a run's folder.
     run = make_run(tmp_path / "run", perplexity=5.0).rename(tmp_path / os.fsdecode(b"\xff"))
     assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
     assert 'href="../../%FF"' in (tmp_path / "out" / "report" / "index.html").read_text("utf-8")

@@ -8,7 +8,7 @@ from transformer_jax.sweeps.dunnett import Correlation, dunnett_probability, dun
 
 
 def equal_correlations(size: int) -> Correlation:
-    """For a balanced design, return the correlations between comparisons with the same baseline."""
+    """Return the correlations between comparisons with a shared baseline in a balanced design."""
     return tuple(tuple(1.0 if i == j else 0.5 for j in range(size)) for i in range(size))
 
 

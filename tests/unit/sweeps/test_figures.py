@@ -21,7 +21,7 @@ NAMES = ("base", "a", "b", "c", "d", "wide")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Results with more rows than there are colors in a figure."""
+    """Results with more rows than a figure has colors."""
     rows = {
         f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
         for i in range(NUM_ROWS)
@@ -96,7 +96,7 @@ def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
 
 
 def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Path) -> None:
-    # The seeds of "wide" differ so much that its interval would fill the figure.
+    # The scores of row "wide" vary so much between seeds that its interval would fill the figure.
     rows = {name: Row(SMALL.change(model={"d_ff": 32 + i})) for i, name in enumerate(NAMES)}
     sweep = plan_sweep(tmp_path / "s", rows, 2)
     sweep.store()

@@ -177,7 +177,7 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
         "orphan ends",
         "works/seed-0: on cpu 0",
     ]
-    # The orphan stopped after this launcher started, so this launcher resumes the orphan's run.
+    # The orphaned worker stopped after this launcher started, so this launcher resumes its run.
     assert "waits/seed-0: on cpu 0" in events
     assert [read_status(run).status for run in sweep.runs] == ["done", "done"]
 

@@ -71,7 +71,7 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
 
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
-    # These runs have no task scores, so the report omits this column.
+    # These runs have no task scores, so the report omits the `test task` column.
     shown = [heading for heading in SCORES if heading != "test task"]
     assert rows[0] == shown
     assert [len(row) for row in rows] == [len(shown)] * (len(RESULTS) + 1)
@@ -119,7 +119,7 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     assert len(signed) == 3
     assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
     assert signed[0].endswith("(< 0.001)")
-    # The differences within a row may have different signs.
+    # The differences for the seeds of a row may have different signs.
     assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
 
 
@@ -162,8 +162,8 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)
-    # The absolute difference is -11.97 here and +1.19 in the paper, so only relative differences
-    # are comparable.
+    # For row C1, the absolute difference in perplexity is -11.97 here and +1.19 in the paper, so
+    # only relative differences are comparable.
     ours, paper = (
         results.compare("C1", "perplexity"),
         results.paper_difference("C1", "perplexity"),

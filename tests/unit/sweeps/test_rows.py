@@ -18,12 +18,12 @@ def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
     assert rows["A1"].config.train == other.train
     assert rows["D3"].config.train.label_smoothing == 0.0
     assert rows["D4"].config.train.label_smoothing == 0.2
-    # Regardless of the budget, this row trains three times as long as base.
+    # Regardless of the budget, row "big" trains three times as long as base.
     assert rows["big"].config.train.steps == 15
 
 
 def test_sections_that_depend_on_each_other_change_together() -> None:
-    # Either change would be invalid without the other.
+    # Changing only `train` would be invalid: the run would average more checkpoints than it keeps.
     other = Config().change(train={"keep_checkpoints": 1}, decode={"average_checkpoints": 1})
     row = Row(Config().change(decode={"average_checkpoints": 10}))
     config = with_sections({"base": row}, {"train": other, "decode": other})["base"].config

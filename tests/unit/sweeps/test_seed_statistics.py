@@ -29,7 +29,7 @@ from transformer_jax.sweeps.seed_statistics import (
 def to_scores(
     table: Sequence[Sequence[float]] | Float[np.ndarray, "R S"],
 ) -> dict[str, dict[int, float]]:
-    """Name the rows base, 1, 2, ... and the seeds 0, 1, 2, ...; NaN marks a missing run."""
+    """Return the scores by row (base, 1, 2, ...) and seed (0, 1, ...). NaN marks a missing run."""
     names = ["base", *map(str, range(1, len(table)))]
     return {
         name: {seed: float(x) for seed, x in enumerate(row) if not math.isnan(x)}
@@ -134,7 +134,7 @@ def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]
     maxima = np.abs(statistics).max(axis=1)
     critical = dunnett_quantile(0.95, correlation, freedom)
     assert np.mean(maxima > critical) == pytest.approx(0.05, abs=0.006)
-    # The module must give the same results for these tables.
+    # For these tables, `analyze` must give the same results as `null_statistics`.
     for draw in [*np.argsort(maxima)[-5:], *range(5)]:
         analysis = analyze(to_scores(tables[draw]))
         if not analysis.wide:
@@ -188,7 +188,7 @@ def test_a_row_with_an_unlucky_seed_is_named_and_compared_by_its_own_deviation()
 def test_deviations_that_differ_by_chance_are_pooled() -> None:
     tables = draw_tables([3] * 11, count=500)
     deviations = tables.std(axis=2, ddof=1)
-    # The largest of eleven deviations is usually more than 4 times as large as the smallest.
+    # The largest of 11 standard deviations is usually more than 4 times as large as the smallest.
     assert np.mean(deviations.max(axis=1) > 4 * deviations.min(axis=1)) > 0.5
     assert sum(bool(analyze(to_scores(table)).wide) for table in tables[:50]) <= 1
 
@@ -265,7 +265,7 @@ def test_a_run_failed_to_train_if_a_unigram_model_is_better() -> None:
         ((-0.05, 0.05), 1.0, "differs"),
         ((-0.05, 0.5), 1.0, "inconclusive"),
         ((-0.5, 0.05), -1.0, "inconclusive"),
-        # In these cases, the paper claims equivalence.
+        # The difference in the paper is within the margin, so the paper claims equivalence.
         ((-0.05, 0.09), 0.0, "as in the paper"),
         ((0.01, 0.09), -0.1, "as in the paper"),
         ((-0.05, 0.2), 0.0, "inconclusive"),

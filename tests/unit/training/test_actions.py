@@ -42,7 +42,7 @@ def test_only_multiples_of_the_interval_are_scheduled_checkpoints() -> None:
 
 def test_a_checkpoint_keeps_the_metrics_that_no_scheduled_report_contains() -> None:
     # Step 11 is reported only because it is the last step. In a longer run, the report at step 12
-    # would cover these metrics again.
+    # would include the metrics of step 11 again.
     assert steps_with("keep_pending_metrics") == [11]
     coarser = changed_schedule(log_every=3)
     assert steps_with("keep_pending_metrics", coarser) == [4, 8, 11]
@@ -86,8 +86,7 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
         (3, Vote(3, signal.SIGTERM, False), True),
-        # The timer may trigger a save but nothing else, because results must not depend on the
-        # clock.
+        # The timer may trigger only a checkpoint, because results must not depend on the clock.
         (3, Vote(3, 0, True), False),
     ],
 )

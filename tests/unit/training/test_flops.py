@@ -65,7 +65,7 @@ def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
 
 
 def matrix_products(jaxpr: Any) -> list[tuple[Any, int]]:
-    """Return all matrix products in a traced function, and how often each is computed."""
+    """Return all matrix products in a traced function, and how many times each is computed."""
     products: list[tuple[Any, int]] = []
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":

@@ -76,7 +76,7 @@ def test_the_progress_bar_shows_the_latest_values_again_after_an_evaluation(tmp_
 
 def test_events_of_steps_that_are_repeated_do_not_appear_twice(tmp_path: Path) -> None:
     write(tmp_path, (2, "train", VALUES), (4, "train", VALUES))
-    # When a killed run resumes, it first removes the metrics of the steps that it will repeat.
+    # When a killed run resumes, it first removes the metrics of the steps that it repeats.
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
     write(tmp_path, (4, "train", {"loss": 2.0}))

@@ -75,7 +75,7 @@ def test_the_first_update_uses_the_rate_of_step_one() -> None:
 
 
 def test_updates_are_those_of_adam() -> None:
-    """Compare with algorithm 1 of Kingma and Ba (2015), with the constants from section 5.3."""
+    """Compare with algorithm 1 of Kingma and Ba (2015), using the constants from section 5.3."""
     generator = np.random.default_rng(0)
     gradients = [generator.standard_normal(3) * [1.0, 1e-3, 1e-9] for _ in range(5)]
     mean, square = np.zeros(3), np.zeros(3)

@@ -1,4 +1,4 @@
-"""Test the picture of the learning rate."""
+"""Test the learning-rate figure."""
 
 import pytest
 from oracles import floats

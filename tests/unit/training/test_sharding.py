@@ -23,7 +23,7 @@ VOCAB = 20
 
 
 def make_step(config: Config) -> tuple[TrainStep, TrainState]:
-    """Return a step and the shapes of its state."""
+    """Return a training step and the shapes of its state."""
     model = build_transformer(config.model, VOCAB)
     state = jax.eval_shape(lambda: init_state(model, config.train))
     return TrainStep(model, config.train), state
@@ -48,7 +48,7 @@ def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
 def trace_on(
     devices: int, config: Config, rows: int, sharding: type[DataParallel] = DataParallel
 ) -> list[tuple[str, Any]]:
-    """Return what `communicated_arrays` yields for a step on this many devices."""
+    """Return the arrays that a training step communicates on the given number of devices."""
     step, state = make_step(config)
     placed = sharding(jax.devices()[:1])
     mesh = AbstractMesh((devices,), (placed.axis,), axis_types=(AxisType.Auto,))
@@ -68,7 +68,7 @@ def check_gradients(arrays: list[tuple[str, Any]], config: Config, dtype: str) -
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sorted_shapes(x for x in added if x.shape) == sorted_shapes(params)
     assert {str(x.dtype) for x in added if x.shape} == {dtype}
-    # The scalars are the three sums in the loss.
+    # The scalars are the smoothed loss, the negative log-likelihood, and the token count.
     assert [str(x.dtype) for x in added if not x.shape] == ["float32"] * 3
 
 
@@ -90,7 +90,8 @@ def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: 
     gathered = [x for name, x in arrays if name == "all_gather"]
     params = jax.tree.leaves(make_step(config)[1].params)
     assert sum(x.size for x in gathered) == sum(x.size for x in params) / 4
-    # This model rounds its kernels and its table to bfloat16. All other parameters are vectors.
+    # This model rounds its kernels and its embedding table to bfloat16. All other parameters are
+    # vectors.
     assert {(x.ndim > 1, str(x.dtype)) for x in gathered} == {
         (True, "bfloat16"),
         (False, "float32"),

@@ -42,7 +42,7 @@ BATCH = random_batch()
 
 @cache
 def compile_step(config: Config, platform: str = "cpu") -> TrainStep:
-    """Return a step whose two functions are jitted and shared by all tests.
+    """Return a step with two jitted functions that all tests share.
 
     The step uses the update rule for `platform`, but the programs run on this machine.
     """

@@ -1,4 +1,4 @@
-"""Test that the meter limits how far the host runs ahead, and that totals survive interruptions."""
+"""Test how far the host can run ahead of the device, and that totals survive interruptions."""
 
 import math
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ STEPS = [metrics(30, 20, 8), metrics(0, 0, 0), metrics(50, 40, 8, norm=math.inf)
 
 
 class RecordingArray:
-    """A scalar that records when the host reads it."""
+    """A fake scalar that records each read by the host."""
 
     def __init__(self, step: int, reads: list[int]) -> None:
         self._step, self._reads = step, reads

@@ -52,7 +52,7 @@ def test_hostile_tokens_do_not_become_markup() -> None:
     data = data_of(page)
     assert data["maps"][2]["queries"] == list(map(printable, HOSTILE))
     assert (data["source"], data["target"]) == HOSTILE[:2]
-    # The only two script elements are the data and the program.
+    # The only two script elements contain the data and the program.
     assert page.html.count("<script") == page.html.count("</script") == 2
     assert "<img" not in page.html
     found = SCRIPT.search(page.html)
@@ -65,7 +65,7 @@ def test_the_page_loads_nothing() -> None:
     page = render(make_maps()).html
     assert "default-src 'none'" in page
     urls = set(re.findall(r"https?://[^\"' )]*|url\(|@import|(?:src|href)=\"[^\"]*", page))
-    # These URLs are XML namespace names.
+    # The two HTTP URLs are XML namespace names.
     assert urls == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml", 'href="data:,'}
 
 

@@ -37,7 +37,7 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
 def test_curves_show_means_bands_and_labels(picture: Picture) -> None:
     axes = axes_of(picture)["dev/loss, in nats per token"]
     assert list(lines_of(axes).values()) == [[3.0, 1.0], [3.0, 2.0]]
-    # Only the first curve has any spread.
+    # Only the first curve averages several runs, so the figure has only one band.
     [band] = axes.collections
     assert floats(band.get_paths()[0].vertices)[:, 1].max() == 4.0
     legend = axes.get_legend()

@@ -1,4 +1,4 @@
-"""Test the figure of head importance."""
+"""Test the head-importance figure."""
 
 import numpy as np
 from picture_contents import axes_of, image_of, lines_of

@@ -1,4 +1,4 @@
-"""Test the small curves in summaries of runs."""
+"""Test the small curves in run summaries."""
 
 import math
 import re

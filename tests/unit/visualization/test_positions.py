@@ -1,4 +1,4 @@
-"""Test the figure of positional encodings and the measures in it."""
+"""Test the positional-encoding figure and the metrics that it shows."""
 
 import numpy as np
 import pytest

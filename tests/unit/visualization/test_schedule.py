@@ -1,4 +1,4 @@
-"""Test the figure of learning-rate schedules."""
+"""Test the learning-rate schedule figure."""
 
 import numpy as np
 from picture_contents import axes_of, lines_of

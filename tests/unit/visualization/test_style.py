@@ -1,4 +1,4 @@
-"""Test that the files of figures are reproducible, and that lines differ in color or style."""
+"""Test that figure files are reproducible, and that lines differ in color or style."""
 
 from pathlib import Path
 

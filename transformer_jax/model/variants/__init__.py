@@ -1,1 +1,1 @@
-"""Variants that differ from the paper. Variants import the core, never the reverse."""
+"""Variants that differ from the paper. They import the core, but the core does not import them."""

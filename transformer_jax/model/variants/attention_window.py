@@ -1,15 +1,15 @@
 """Restricted self-attention (section 4): each position attends only to its neighborhood.
 
 With this restriction, a layer takes O(r T D) operations instead of O(T^2 D), and a path between the
-two ends of a sequence takes O(T / r) layers instead of one (Table 1, where n is T). The paper
+two ends of a sequence takes O(T / r) layers instead of one (Table 1, which uses n for T). The paper
 centers a neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
 
 Queries are split into blocks of w positions. If the sequence is short, blocks can be smaller. A
 block of queries attends to three blocks of keys: the one at the same positions and its two
 neighbors.
 
-Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks of t queries and
-s = 3 t keys.
+Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks, each with t
+queries and s = 3 t keys.
 """
 
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def neighborhood_mask(
     """Return the mask over each query block's joined keys, and the positions of these keys."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], size)[0]
-    # Padding queries are at position 0, but their results are discarded.
+    # Padding queries get position 0, but their results are discarded.
     starts = size * jnp.arange(-1, len(queries) - 1)
     keys = starts[:, None] + jnp.arange(3 * size)[None]
     keys = jnp.broadcast_to(keys[:, None], (*queries.shape, 3 * size))
@@ -112,12 +112,12 @@ class WindowedAttention(MultiHeadAttention):
 def spread_weights(
     weights: Float[Array, "Bn H t s"], keys: Int[Array, "n t s"], batch: int, length: int
 ) -> Float[Array, "B H T T"]:
-    """Return weights over all keys, with zeros outside each query's blocks of keys."""
+    """Return weights over all keys, with zeros outside each query's key blocks."""
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
-    # The columns of keys outside the sequence are discarded. Their weights are zero, except in rows
-    # of padding queries.
+    # The columns for keys outside the sequence are discarded. Their weights are zero, except in the
+    # rows of padding queries.
     full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
     rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]
     full = full.at[:, :, rows, keys + size].set(weights.swapaxes(1, 2))

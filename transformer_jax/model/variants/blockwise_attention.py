@@ -1,13 +1,13 @@
 """Blockwise attention: equation 1 without storing all weights at once.
 
 For long sequences, reading and writing [B, H, T, S] scores takes longer than the matrix products.
-Here, each block of queries visits the keys block by block, and a running maximum and sum accumulate
-the softmax ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021; FlashAttention,
-Dao et al. 2022). The backward pass recomputes the weights, so memory grows linearly, not
-quadratically, with the sequence length.
+This module processes the keys block by block for each block of queries and accumulates the softmax
+with a running maximum and sum ("online softmax": Milakov and Gimelshein 2018; Rabe and Staats 2021;
+FlashAttention, Dao et al. 2022). The backward pass recomputes the weights, so memory grows
+linearly, not quadratically, with the sequence length.
 
-On two CPU cores, a training step on 2,048 tokens is faster than with full attention. It takes 0.50
-times as long for sentences of 2,048 tokens, and 0.89 times as long for sentences of 1,024 tokens.
+On two CPU cores, a training step on 2,048 tokens is faster than with full attention: it takes half
+the time for sentences of 2,048 tokens and 89% of the time for sentences of 1,024 tokens.
 
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v; n blocks of t queries, m blocks of s
 keys. The last block is padded. Masks are boolean arrays that are True where attention is allowed.
@@ -25,10 +25,10 @@ from transformer_jax.model.dropout import keep_mask
 Index = int | Int[Array, ""]
 
 # The maximum numbers of queries and keys per block. With other sizes between 256 and 1024,
-# attention takes 1.02 to 1.07 times as long on a CPU.
+# attention takes 2% to 7% longer on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
-# The score of a masked key, which is finite so that a fully masked query gets uniform weights.
+# The score of a masked key. It is finite, so that a fully masked query gets uniform weights.
 MASKED = jnp.finfo(jnp.float32).min
 
 
@@ -74,7 +74,7 @@ def block_mask(
 ) -> tuple[Bool[Array, "#H #n m #B #t s"], Int[Array, " n"]]:
     """Return a mask's blocks and the number of key blocks that each query block must visit.
 
-    The remaining key blocks are fully masked, so a causal mask halves the work.
+    Query blocks skip the remaining, fully masked key blocks, so a causal mask halves the work.
     """
     batch, heads, rows, keys = mask.shape
     last = jnp.max(jnp.where(mask, jnp.arange(1, keys + 1), 0), axis=-1)
@@ -107,7 +107,7 @@ def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, 
 
 
 class Blocks:
-    """The inputs, split into blocks. Keys and values are stored as columns: [K, s] and [V, s]."""
+    """The attention inputs, split into blocks. Keys and values are columns: [K, s] and [V, s]."""
 
     def __init__(
         self, inputs: Inputs, mask: Bool[Array, "..."], rng: Array | None, scale: float, rate: float
@@ -141,7 +141,7 @@ class Blocks:
     ) -> Float[Array, "B t s"]:
         """Zero the weights that full attention would drop, without scaling the others.
 
-        The dropout mask is a function of the row-major index in the whole [B, H, T, S] array.
+        The dropout mask depends on each weight's row-major index in the whole [B, H, T, S] array.
         """
         if self.rng is None:
             return x
@@ -211,7 +211,7 @@ def forward(
 def backward(
     scale: float, rate: float, residuals: Residuals, gradient: Float[Array, "B T H V"]
 ) -> tuple[Inputs, None, None]:
-    """Visit the keys again, and sum the gradient contributions of all pairs of blocks.
+    """Visit the keys again, and sum the gradients from all pairs of query and key blocks.
 
     For weights w with gradients dw, the gradient of a score is w (dw - sum of w dw over the keys).
     That sum equals the dot product of the output and its gradient, even with dropout.

@@ -1,7 +1,7 @@
 """Attention that saves memory and time on long sequences by not storing all weights at once.
 
 Both classes implement equation 1 with the parameters of `MultiHeadAttention` but do not record the
-weights.
+attention weights.
 Shapes: B batch, T queries, S keys, H heads, K d_k, V d_v.
 """
 

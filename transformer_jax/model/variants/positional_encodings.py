@@ -22,7 +22,7 @@ class AddConcatenatedSinusoids(AddPositions):
 class AddNothing(AddPositions):
     """A module that only applies dropout.
 
-    It is used if the model has no positional encodings or if they work inside self-attention.
+    Models without positional encodings, or with encodings inside self-attention, use this module.
     """
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:

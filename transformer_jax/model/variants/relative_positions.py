@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.model.attention import Heads, MultiHeadAttention, Positions, weighted_sum
 from transformer_jax.model.operations import sum_dtype
 
-# T5 puts this distance and all longer ones into the last bucket for their direction.
+# T5 assigns this distance and all longer distances to the last bucket for their direction.
 T5_MAX_DISTANCE = 128
 
 
@@ -29,7 +29,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
     If n is not a power of two, let p be the next lower power of two. The first p slopes are those
-    for p heads. The other n - p are the first, third, fifth, and so on of the slopes for 2 p heads.
+    for p heads. The other n - p are every other slope for 2 p heads, starting with the first.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -39,8 +39,8 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class AlibiAttention(MultiHeadAttention):
     """Attention with linear biases (ALiBi, Press et al. 2022).
 
-    Each score is reduced by the distance times the head's slope. The authors give no formula for
-    the encoder; this class uses the same slope in both directions.
+    This class subtracts the distance times the head's slope from each score. The authors give no
+    formula for the encoder, so the class uses the same slope in both directions.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -82,8 +82,8 @@ class RelativeAttention(MultiHeadAttention):
     """Attention with learned vectors for distances (Shaw et al. 2018).
 
     The class implements equations 3 to 5: for each distance, it adds one vector to the key and
-    another to the value. All heads share the vectors. By default,
-    Tensor2Tensor's later `dot_product_relative_v2` omits the vectors for the values.
+    another to the value. All heads share the vectors. By default, Tensor2Tensor's later
+    `dot_product_relative_v2` omits the value vectors.
     """
 
     def setup(self) -> None:
@@ -129,7 +129,7 @@ class T5Attention(MultiHeadAttention):
     """Attention whose scores have a learned bias per head and distance bucket (T5, Raffel et al.).
 
     Half of the buckets are for keys after the query. Unlike in T5, the layers of a stack do not
-    share their biases. In addition, T5 does not scale the dot product; for the same effect, set
+    share their biases. T5 also does not scale the dot product; to match T5, set
     `model.attention_score` to dot_product.
     """
 
@@ -148,7 +148,7 @@ class T5Attention(MultiHeadAttention):
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)
 
     def to_buckets(self, positions: Positions) -> Int[Array, "T S"]:
-        """Return the bucket for each pair of a query and a key."""
+        """Return the bucket for each query-key pair."""
         distance, num_buckets = relative_positions(positions), self.config.position_buckets
         if self.is_causal:
             return _find_bucket(jnp.maximum(-distance, 0), num_buckets)

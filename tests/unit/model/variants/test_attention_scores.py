@@ -1,4 +1,4 @@
-"""Test each parameterized attention score against its formula, one pair at a time."""
+"""Test each parameterized attention score against its formula, one query-key pair at a time."""
 
 import math
 from dataclasses import replace
@@ -85,5 +85,5 @@ def test_additive_stores_no_array_of_all_pairs_and_components_for_its_gradient()
 
     _, backward = jax.vjp(total, QUERY, KEY, vector)
     stored = [leaf.size for leaf in jax.tree.leaves(backward)]
-    # The backward pass stores no array that is larger than the scores.
+    # No array that is stored for the backward pass is larger than the scores.
     assert max(stored) <= 2 * HEADS * 5 * 6

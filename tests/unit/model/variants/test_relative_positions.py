@@ -54,7 +54,7 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return the formulas for `positions`: one for the score of a pair, and one for its value."""
+    """Return two formulas for `positions`: the score and the value of a query-key pair."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
@@ -64,8 +64,8 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Treat each pair of components as a complex number. The score is Re(q e^(i t angle) (k e^(i
-        # s angle))*).
+        # Treat each pair of components as a complex number. The score is
+        # Re(q e^(i t angle) (k e^(i s angle))*).
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)
@@ -99,7 +99,7 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
 
 
 def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) -> int:
-    """Return a bucket, computed with the formula in T5's `_relative_position_bucket`."""
+    """Compute the bucket with the formula in T5's `_relative_position_bucket`."""
     bucket = 0
     if bidirectional:
         num_buckets //= 2
@@ -161,7 +161,7 @@ def test_the_relative_schemes_have_their_own_self_attention() -> None:
     ],
 )
 def test_attention_to_the_source_ignores_positions(positions: Any) -> None:
-    """As in the paper, the output does not depend on the order of the memory's vectors."""
+    """As in the paper, the output does not depend on the order of the encoder's output vectors."""
     config = config_of(positions)
     layer = make_decoder_layer(config)
     x, memory = normal(0, 1, 4, WIDTH), normal(1, 1, 5, WIDTH)
