@@ -83,7 +83,10 @@ class Diff(PathCommand):
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return a config and, for a run, the run's `versions`."""
-    if not Path(spec).is_dir():
+    path = Path(spec)
+    is_shipped = (loading.shipped_configs() / f"{spec}.py").exists()
+    # A folder that is not a run may have the same name as a shipped config.
+    if not path.is_dir() or (is_shipped and not (path / "run.json").exists()):
         return loading.load_config(spec), {}
-    run = RunFolder.open(Path(spec))
+    run = RunFolder.open(path)
     return run.config, run.versions

@@ -100,7 +100,7 @@ class Batches:
         A batch has at least `ROW_MULTIPLE` rows, so batches with very long sentences exceed this
         limit.
         """
-        self._source, self._target, self._seed = source, target, seed
+        self.source, self.target, self._seed = source, target, seed
         lengths = np.stack([source.lengths, target.lengths], axis=1)
         sizes = choose_bucket_sizes(lengths, max_buckets=max_shapes)
         bucket = assign_buckets(lengths, sizes)
@@ -147,7 +147,7 @@ class Batches:
     def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the source and target lengths in this step's batch."""
         pairs = self.pairs(step)
-        sides = self._source.offsets, self._target.offsets
+        sides = self.source.offsets, self.target.offsets
         source, target = (offsets[pairs + 1] - offsets[pairs] for offsets in sides)
         return source, target
 
@@ -162,8 +162,8 @@ class Batches:
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]
         rows = (shard.last - shard.first) * rows_per_shard
         return Batch(
-            self._source.pad(local_pairs, rows, bucket.source),
-            self._target.pad(local_pairs, rows, bucket.target),
+            self.source.pad(local_pairs, rows, bucket.source),
+            self.target.pad(local_pairs, rows, bucket.target),
         )
 
     @property

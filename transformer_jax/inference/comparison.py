@@ -4,7 +4,6 @@ This module does not load parameters.
 """
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +23,12 @@ from transformer_jax.inference.history import (
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.json_types import JsonObject
+from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.text import printable
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
-
-# The name of a run folder in a sweep, as in sweeps/table3/base/seed-0.
-SEED_FOLDER = re.compile(r"seed-\d+")
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,31 +106,8 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     folders = [x.folder if isinstance(x, Run) else RunFolder.open(Path(x)) for x in runs]
     if not folders:
         raise UsageError("there is no run to compare")
-    if len({folder.path.resolve() for folder in folders}) < len(folders):
-        raise UsageError("a run is listed twice")
-    groups: dict[Config, list[RunFolder]] = {}
-    for folder in folders:
-        if folder.fingerprint != folders[0].fingerprint:
-            raise UsageError(
-                f"{folder.path} and {folders[0].path} were trained on different text or with "
-                f"different vocabularies: their metrics cannot be compared"
-            )
-        groups.setdefault(folder.config.change(train={"seed": 0}), []).append(folder)
-    return Comparison(_label(list(groups.values())), {f.path: metrics_table(f) for f in folders})
-
-
-def _label(groups: Sequence[Sequence[RunFolder]]) -> dict[str, tuple[RunFolder, ...]]:
-    """Label each group with its first run's name, or with that run's path if the name is taken.
-
-    A relative path can equal another run's name, so the absolute path is the fallback.
-    """
-    labeled: dict[str, tuple[RunFolder, ...]] = {}
-    for runs in groups:
-        path = runs[0].path.resolve()
-        name = path.parent.name if SEED_FOLDER.fullmatch(path.name) else path.name
-        labels = (name, str(runs[0].path), str(path))
-        labeled[next(label for label in labels if label not in labeled)] = tuple(runs)
-    return labeled
+    metrics = {folder.path: metrics_table(folder) for folder in folders}
+    return Comparison(group_runs(folders), metrics)
 
 
 def _differing_fields(configs: Sequence[Config]) -> list[tuple[str, str]]:

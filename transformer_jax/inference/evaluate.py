@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_jax.data.batches import Ragged
+from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
@@ -14,7 +14,12 @@ from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.by_length import score_by_length
-from transformer_jax.inference.perplexity import SentenceScore, perplexity, score_sentences
+from transformer_jax.inference.perplexity import (
+    SentenceScore,
+    perplexity,
+    score_sentences,
+    scoring_batches,
+)
 from transformer_jax.inference.scores import Scores, compound_bleu, score
 from transformer_jax.inference.tasks import check_task, score_task
 from transformer_jax.inference.trained_run import Run, read_params
@@ -33,7 +38,7 @@ class Text(NamedTuple):
     title: str
     sources: list[str]
     references: list[str]
-    tokens: tuple[Ragged, Ragged]
+    batches: Batches
 
 
 class Evaluation(NamedTuple):
@@ -100,8 +105,8 @@ def read_files(run: Run, files: Files) -> Text:
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
-    source_tokens, target_tokens = map(Ragged.from_lists, encoded)
-    return Text(name, title, sources, references, (source_tokens, target_tokens))
+    batches = scoring_batches(*map(Ragged.from_lists, encoded))
+    return Text(name, title, sources, references, batches)
 
 
 def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
@@ -114,7 +119,8 @@ def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progres
         content = read_files(run, text)
     else:
         prepared = prepare_split(text, of=run, progress=progress)
-        content = Text(text, f"{text} set", *prepared.lines(text), prepared.tokens(text))
+        batches = scoring_batches(*prepared.tokens(text))
+        content = Text(text, f"{text} set", *prepared.lines(text), batches)
     check_task(run.config.data.task, content.sources, content.references)
     return content
 
@@ -145,7 +151,7 @@ def evaluate_text(
     hypotheses = [candidates[0].text for candidates in best]
     scores = score(hypotheses, text.references, tokenizer=tokenizer)
     if sentences is None:
-        sentences = score_sentences(run.model, run.params, *text.tokens)
+        sentences = score_sentences(run.model, run.params, text.batches)
     result = {
         "split": text.name,
         "title": text.title,

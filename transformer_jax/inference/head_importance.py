@@ -17,7 +17,7 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.inference.evaluate import prepare_split
-from transformer_jax.inference.perplexity import score_sentences
+from transformer_jax.inference.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.head_mask import KINDS, mask_heads
 from transformer_jax.visualization.heads import draw_heads
@@ -112,12 +112,13 @@ def head_importance(
         side._replace(offsets=side.offsets[: num_sentences + 1])
         for side in prepare_split(split, of=run, progress=progress).tokens(split)
     ]
+    batches = scoring_batches(*tokens)
     num_heads = math.prod(shape)
     num_done, num_losses = 0, 1 + 2 * num_heads
 
     def loss_of(mask: Bool[np.ndarray, "3 L H"]) -> float:
         nonlocal num_done
-        scores = score_sentences(run.model, mask_heads(run.params, mask), *tokens)
+        scores = score_sentences(run.model, mask_heads(run.params, mask), batches)
         num_done += 1
         progress("masking heads", num_done, num_losses)
         return math.fsum(x.nll for x in scores) / sum(x.target_tokens for x in scores)

@@ -37,20 +37,22 @@ def _losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Loss:
     return jax.vmap(sentence_loss)(logits[:, None], batch.target[:, None])
 
 
-def score_sentences(
-    model: EncoderDecoder, params: Params, source: Ragged, target: Ragged
-) -> list[SentenceScore]:
+def scoring_batches(source: Ragged, target: Ragged) -> Batches:
+    """Return batches of the pairs. They can be scored with any number of models."""
+    return Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
+
+
+def score_sentences(model: EncoderDecoder, params: Params, batches: Batches) -> list[SentenceScore]:
     """Return the scores of all pairs, in order."""
-    batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     # Dispatch all batches before waiting for the first result.
     losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
-    nll = np.zeros(len(target.lengths))
+    lengths = batches.source.lengths.tolist(), batches.target.lengths.tolist()
+    nll = np.zeros(len(lengths[0]))
     for step, batch_nll in enumerate(jax.device_get(losses)):
         pairs = batches.pairs(step)
         # The rows after the last pair are padding.
         nll[pairs] = batch_nll[: len(pairs)]
-    columns = source.lengths.tolist(), target.lengths.tolist(), nll.tolist()
-    return [SentenceScore(*values) for values in zip(*columns, strict=True)]
+    return [SentenceScore(*values) for values in zip(*lengths, nll.tolist(), strict=True)]
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -63,18 +65,18 @@ def _token_losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Flo
 
 
 def score_tokens(
-    model: EncoderDecoder, params: Params, source: Ragged, target: Ragged
+    model: EncoderDecoder, params: Params, batches: Batches
 ) -> list[Float[np.ndarray, " _"]]:
     """Return the negative log-likelihood of each target token in nats, in the order of the pairs.
 
     The last token of a sentence is the end-of-sentence token.
     """
-    batches = Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
     losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
-    sentences = [np.zeros(0)] * len(target.lengths)
+    lengths = batches.target.lengths
+    sentences = [np.zeros(0)] * len(lengths)
     for step, batch_losses in enumerate(jax.device_get(losses)):
         for row, pair in enumerate(batches.pairs(step)):
-            sentences[pair] = batch_losses[row, : target.lengths[pair]]
+            sentences[pair] = batch_losses[row, : lengths[pair]]
     return sentences
 
 

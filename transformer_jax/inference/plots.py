@@ -16,7 +16,7 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.evaluate import prepare_split
-from transformer_jax.inference.perplexity import score_tokens
+from transformer_jax.inference.perplexity import score_tokens, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
 from transformer_jax.model.positions import sinusoid
@@ -93,7 +93,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
         DataError: the run's text has changed.
     """
     prepared = prepare_split(split, of=run, progress=progress)
-    losses = score_tokens(run.model, run.params, *prepared.tokens(split))
+    losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
     if len(losses) < MIN_SENTENCES:
         raise UsageError(
             f"the {split} set of {run.folder.path} has {len(losses)} sentences, which is not "

@@ -44,12 +44,8 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Metadata) -> None:
     Raises:
         UsageError: safetensors is not installed.
     """
-    save_file = import_optional("safetensors.numpy").save_file
-    path.touch()
-    mode = path.stat().st_mode
-    # This call replaces the file with a temporary file that only its owner can read.
-    save_file(arrays, path, dict(metadata))
-    path.chmod(mode)
+    # `save_file` would create a file that only its owner can read.
+    path.write_bytes(import_optional("safetensors.numpy").save(arrays, dict(metadata)))
 
 
 def read_arrays(

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_jax.config import Config, Row
+from transformer_jax.config import Row
 from transformer_jax.console import shell_command
 from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import RunStatus, with_results
@@ -26,24 +27,18 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
             Setting("out", "FOLDER"),
             ")",
         )
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError("a run is listed twice")
-    row_names: dict[Config, str] = {}
+    groups = group_runs([RunFolder.open(path) for path in paths])
     runs: list[SweepRun] = []
-    folders = [RunFolder.open(path) for path in paths]
-    for folder in folders:
-        if folder.fingerprint != folders[0].fingerprint:
-            raise UsageError(
-                f"{folder.path} and {folders[0].path} were trained on different text or with "
-                f"different vocabularies: their perplexities cannot be compared"
-            )
-        path, seed = folder.path.resolve(), folder.config.train.seed
-        name = str(path) if path.name in row_names.values() else path.name
-        row = row_names.setdefault(folder.config.change(train={"seed": 0}), name)
-        if any((run.row, run.seed) == (row, seed) for run in runs):
-            raise UsageError(f"{folder.path} has the same config and seed as another run")
-        runs.append(SweepRun(folder.path, str(folder.path), row, seed, folder.config))
-    return Sweep(out, {name: Row(config) for config, name in row_names.items()}, runs)
+    for row, folders in groups.items():
+        for folder in folders:
+            seed = folder.config.train.seed
+            if any((run.row, run.seed) == (row, seed) for run in runs):
+                raise UsageError(f"{folder.path} has the same config and seed as another run")
+            runs.append(SweepRun(folder.path, str(folder.path), row, seed, folder.config))
+    rows = {
+        row: Row(folders[0].config.change(train={"seed": 0})) for row, folders in groups.items()
+    }
+    return Sweep(out, rows, runs)
 
 
 def read_adhoc_status(run: SweepRun) -> RunStatus:

@@ -80,8 +80,8 @@ class _Queue:
         self._reported: set[SweepRun] = set()
         statuses = [read_status(run) for run in sweep.runs]
         self._pending = [s.run for s in statuses if s.needs_worker(retry_failed=retry_failed)]
-        # If another launcher was stopped or killed, its workers may still be saving
-        # checkpoints. Only the statuses of runs on this machine name a slot.
+        # These runs belong to other launchers. If a launcher was stopped or killed, its workers may
+        # still be saving checkpoints. Only the statuses of runs on this machine name a slot.
         self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
         for run in self._ending:
             self._report_wait(run, describe_holder(run.path))
@@ -100,9 +100,13 @@ class _Queue:
                 self._report_wait(run, holder)
                 continue
             self._pending.remove(run)
-            # In the meantime, another launcher may have started the run.
-            if self._is_pending(run):
+            status = read_status(run)
+            if status.needs_worker(retry_failed=self._retry_failed):
                 return run
+            # In the meantime, another launcher has started the run.
+            if status.status == "running" and status.slot:
+                self._ending.append(run)
+                self._report_wait(run, describe_holder(run.path))
         return None
 
     def _is_pending(self, run: SweepRun) -> bool:

@@ -72,18 +72,31 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0))
     if limit is None:
         # The available memory limits the number of slots.
-        limit = max(1, _available_bytes() // CPU_RUN_BYTES)
+        limit = max(1, available_bytes() // CPU_RUN_BYTES)
     # If the limit is not positive, return all slots, so that the error states the number of slots.
     count = min(limit, len(cores)) if limit > 0 else len(cores)
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
 
 
-def _available_bytes() -> int:
-    """Return the available memory in bytes.
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process can use, including reclaimable disk cache.
 
-    The result includes reclaimable disk cache if the system reports it.
+    The limits of containers and Slurm jobs (control groups, version 2) apply. `root` contains the
+    folders `proc` and `sys`.
     """
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-        return 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
+    available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
+    groups = (root / "proc/self/cgroup").read_text("utf-8")
+    mount = root / "sys/fs/cgroup"
+    group = mount / groups.rpartition("0::/")[2].strip()
+    for folder in (group, *group.parents):
+        # The root group has no limit, and the limit of a group can be "max".
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((folder / "memory.max").read_text("utf-8"))
+            used = int((folder / "memory.current").read_text("utf-8"))
+            statistics = (folder / "memory.stat").read_text("utf-8").split()
+            cache = int(statistics[statistics.index("inactive_file") + 1])
+            available = min(available, limit - used + cache)
+        if folder == mount:
+            break
+    return available

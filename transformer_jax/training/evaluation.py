@@ -8,7 +8,7 @@ import math
 
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError, memory_errors
-from transformer_jax.inference.perplexity import perplexity, score_sentences
+from transformer_jax.inference.perplexity import perplexity, score_sentences, scoring_batches
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
@@ -30,6 +30,7 @@ class DevEvaluator:
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
         # Report invalid references before training instead of after the first search.
         check_task(self._task, *run.prepared.lines("dev"))
+        self._batches = scoring_batches(*run.prepared.tokens("dev"))
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
@@ -55,7 +56,7 @@ class DevEvaluator:
 
     def _score(self, params: Params, step: int, translate: bool) -> float:
         self._writer.set_status("evaluating")
-        scores = score_sentences(self._run.model, params, *self._run.prepared.tokens("dev"))
+        scores = score_sentences(self._run.model, params, self._batches)
         values = {"perplexity": perplexity(scores)}
         if not math.isfinite(values["perplexity"]):
             raise DivergedError(

@@ -80,6 +80,15 @@ def test_diff_names_the_fields_that_differ(
     assert all(name in out for name in fields or ["no difference"])
 
 
+def test_diff_finds_a_shipped_config_next_to_a_folder_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["diff", "base", "big"]) == 0
+    assert "model.d_model" in capsys.readouterr().out
+
+
 def test_diff_of_runs_names_the_software_versions_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from untrained import write_untrained_run
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
 from transformer_jax.inference.evaluate import Evaluation, evaluate, read_files
-from transformer_jax.inference.perplexity import perplexity, score_sentences
+from transformer_jax.inference.perplexity import perplexity, score_sentences, scoring_batches
 from transformer_jax.inference.scores import score
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.model.build import build_transformer
@@ -91,7 +91,7 @@ def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: 
     assert [single["step"] for single in singles] == [4, 8]
     assert {key: evaluation.result[key] for key in singles[1]} == singles[1]
     assert of_mean.per_checkpoint[1] == evaluation
-    tokens = prepare(run.config.data, run.vocabulary).tokens("dev")
+    batches = scoring_batches(*prepare(run.config.data, run.vocabulary).tokens("dev"))
     params = read_params(run.folder, [4])
-    assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, *tokens))
+    assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, batches))
     assert len({of_mean.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3

@@ -13,7 +13,7 @@ from transformer_jax import load
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.evaluate import prepare_split
 from transformer_jax.inference.head_importance import Head, HeadImportance, head_importance
-from transformer_jax.inference.perplexity import score_sentences
+from transformer_jax.inference.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.head_mask import mask_heads
 
@@ -39,9 +39,10 @@ def test_importance_is_the_loss_without_each_head(run: Run) -> None:
         side._replace(offsets=side.offsets[:9])
         for side in prepare_split("dev", of=run).tokens("dev")
     ]
+    batches = scoring_batches(*tokens)
 
     def loss(mask: np.ndarray) -> float:
-        scores = score_sentences(run.model, mask_heads(run.params, mask), *tokens)
+        scores = score_sentences(run.model, mask_heads(run.params, mask), batches)
         return sum(x.nll for x in scores) / sum(x.target_tokens for x in scores)
 
     assert importance.loss == pytest.approx(loss(np.ones((3, 1, 2), bool)))

@@ -16,6 +16,7 @@ from transformer_jax.inference.perplexity import (
     perplexity,
     score_sentences,
     score_tokens,
+    scoring_batches,
 )
 from transformer_jax.inference.trained_run import Run, load
 
@@ -36,7 +37,7 @@ def test_the_score_of_a_sentence_does_not_depend_on_other_sentences(tmp_path: Pa
         )
         expected.append(SentenceScore(int(source.lengths[i]), length, nll))
     assert len({score.target_tokens for score in expected}) > 3
-    actual = score_sentences(run.model, run.params, source, target)
+    actual = score_sentences(run.model, run.params, scoring_batches(source, target))
     assert [score[:2] for score in actual] == [score[:2] for score in expected]
     np.testing.assert_allclose(
         [score.nll for score in actual], [score.nll for score in expected], rtol=1e-5
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
     sides = prepare_split("dev", of=run).tokens("dev")
     source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)
-    sentences = score_sentences(run.model, run.params, source, target)
-    losses = score_tokens(run.model, run.params, source, target)
+    sentences = score_sentences(run.model, run.params, scoring_batches(source, target))
+    losses = score_tokens(run.model, run.params, scoring_batches(source, target))
     assert [len(x) for x in losses] == [x.target_tokens for x in sentences]
     np.testing.assert_allclose([x.sum() for x in losses], [x.nll for x in sentences], rtol=1e-5)

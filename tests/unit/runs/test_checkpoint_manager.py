@@ -212,7 +212,9 @@ def test_a_step_can_have_several_damaged_checkpoints(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"bad-2", "bad-2-2"}
 
 
-def test_links_are_rejected_and_their_targets_stay_unchanged(tmp_path: Path) -> None:
+def test_links_are_rejected_and_their_targets_stay_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_steps(tmp_path / "c", {1: 9.0, 2: 8.0})
     outside = tmp_path / "outside"
     (tmp_path / "c" / "2" / "params").rename(outside)

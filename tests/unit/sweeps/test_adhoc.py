@@ -108,6 +108,14 @@ def test_rows_of_folders_with_the_same_name_have_different_names(tmp_path: Path)
     assert [run.path for run in sweep.runs] == paths
 
 
+def test_rows_are_named_after_the_rows_of_a_sweep_and_not_after_its_seeds(tmp_path: Path) -> None:
+    paths = [
+        make_run(tmp_path / row / "seed-0", SMALL.change(model={"d_ff": d_ff}))
+        for row, d_ff in (("base", 32), ("C6", 48))
+    ]
+    assert list(collect_runs(paths, tmp_path / "out").rows) == ["base", "C6"]
+
+
 def test_a_run_with_scores_counts_as_done(runs: list[Path], tmp_path: Path) -> None:
     [run] = collect_runs(runs[:1], tmp_path / "out").runs
     assert (read_adhoc_status(run).status, read_adhoc_status(run).note) == ("done", "")

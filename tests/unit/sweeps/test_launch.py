@@ -182,6 +182,23 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
     assert [read_status(run).status for run in sweep.runs] == ["done", "done"]
 
 
+def test_a_launcher_waits_for_a_run_that_another_launcher_has_just_started(tmp_path: Path) -> None:
+    """Both launchers read the run's status before either of them starts the run."""
+    sweep = make_sweep(tmp_path, "waits")
+    [run] = sweep.runs
+    events: list[str] = []
+    queue = launcher._Queue(sweep, events.append, retry_failed=False)
+    set_status(run, "running", host=socket.gethostname(), pid=os.getpid(), slot="cpu 0")
+    assert queue.pop() is None
+    assert events == [
+        "waits/seed-0: waiting, because it is already being trained by another process"
+    ]
+    assert queue, "the launcher must not exit while the run is being trained"
+    set_status(run, "stopped")
+    assert queue.pop() == run
+    assert not queue
+
+
 def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) -> None:
     """The trainer's worker was killed, so the run counts as stopped, but it is still locked."""
     sweep = make_sweep(tmp_path, "saves", "works")

@@ -1,11 +1,12 @@
 """Test that slots do not share accelerators or CPU cores."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.slots import find_slots, make_slots
+from transformer_jax.sweeps.slots import available_bytes, find_slots, make_slots
 
 
 def test_cpu_slots_share_all_cores_without_overlap() -> None:
@@ -13,6 +14,32 @@ def test_cpu_slots_share_all_cores_without_overlap() -> None:
     assert sum(map(len, cores)) == len(frozenset().union(*cores)) > 0
     [slot] = make_slots("cpu", 1, limit=1)
     assert slot.cores == frozenset().union(*cores) == os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, 64 << 30),
+        ({"job": "max"}, 64 << 30),
+        ({"job": "8"}, 6),
+        ({"": "9", "job/task": "5"}, 3),
+    ],
+)
+def test_the_available_memory_respects_the_limits_of_containers_and_jobs(
+    tmp_path: Path, limits: dict[str, str], expected: int
+) -> None:
+    """Each limited group uses 3 bytes, one of which is disk cache that can be reclaimed."""
+    process = tmp_path / "proc" / "self"
+    process.mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 0 kB\nMemAvailable: {64 << 20} kB\n")
+    (process / "cgroup").write_text("1:cpu:/\n0::/job/task\n")
+    for group, limit in limits.items():
+        folder = tmp_path / "sys" / "fs" / "cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("3\n")
+        (folder / "memory.stat").write_text("anon 2\ninactive_file 1\nactive_file 0\n")
+    assert available_bytes(tmp_path) == expected
 
 
 def test_each_accelerator_slot_sees_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
