@@ -64,7 +64,7 @@ def main(names: list[str]) -> None:
     """Build the notebooks with these names, or all notebooks if no names are given."""
     scripts = {script.stem: script for script in sorted(FOLDER.glob("[0-9]_*.py"))}
     if unknown := [name for name in names if name not in scripts]:
-        sys.exit(f"no script {', '.join(unknown)} (there are {', '.join(scripts)})")
+        sys.exit(f"no script {', '.join(unknown)} (available: {', '.join(scripts)})")
     import nbformat
 
     for name, script in scripts.items():

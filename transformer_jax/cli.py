@@ -42,7 +42,7 @@ def _dispatch(arguments: list[str]) -> None:
     name, *rest = arguments
     if name not in COMMANDS:
         raise UsageError(
-            f"no command {name!r}{did_you_mean(name, COMMANDS)} (there are {', '.join(COMMANDS)})"
+            f"no command {name!r}{did_you_mean(name, COMMANDS)} (available: {', '.join(COMMANDS)})"
         )
     command_type = COMMANDS[name]
     words = split_words([word for word in rest if word not in HELP], command_type)

@@ -140,7 +140,7 @@ class LostProcessError(TransformerJaxError):
         if (run / "run.json").exists():
             advice = f"resume with `transformer-jax resume {shlex.quote(str(run))}`"
         else:
-            advice = "the run does not exist yet: start again with the same command"
+            advice = "the run does not exist yet: run the same command again"
         super().__init__(f"{reason}; {advice}")
 
 

@@ -53,7 +53,7 @@ def select_names(only: str | None, known: Collection[str], usual: Iterable[str])
     for name in names:
         if name not in known:
             raise UsageError(
-                f"no worker {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
+                f"no worker {name!r}{did_you_mean(name, known)} (available: {', '.join(known)})"
             )
     return list(dict.fromkeys(names))
 

@@ -53,7 +53,7 @@ FULL = Amount(
     sentences=3000,
     trainers=tuple(TRAINERS),
 )
-# The short number-word corpus has a vocabulary of a few hundred tokens.
+# The vocabulary of the short number-word corpus has fewer than 512 tokens.
 TOY = Amount(
     base=replace(SIZES["toy"], vocab=512, dtype="bfloat16"),
     big=replace(SIZES["toy"], vocab=512, d_model=32, dtype="bfloat16"),

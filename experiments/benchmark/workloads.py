@@ -70,7 +70,7 @@ def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
     """
     if name not in SIZES:
         raise UsageError(
-            f"no sizes {name!r}{did_you_mean(name, SIZES)} (there are {', '.join(SIZES)})"
+            f"no sizes {name!r}{did_you_mean(name, SIZES)} (available: {', '.join(SIZES)})"
         )
     return SIZES[name].with_changes(changes)
 

@@ -56,7 +56,7 @@ def test_a_script_that_does_not_exist_is_an_error() -> None:
     command = [sys.executable, str(FOLDER / "build.py"), "1_the_modle"]
     build = subprocess.run(command, capture_output=True, text=True, check=False)
     assert build.returncode == 1
-    assert build.stderr.startswith("no script 1_the_modle (there are 1_the_model, ")
+    assert build.stderr.startswith("no script 1_the_modle (available: 1_the_model, ")
 
 
 def test_there_are_five_notebooks_below_three_megabytes() -> None:
@@ -97,8 +97,7 @@ def test_outputs_name_neither_files_of_a_machine_nor_its_speed(notebook: Path) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
-    """The time limit for all five scripts together is 90 seconds on two idle cores."""
-    tracked = ("notebooks", "experiments/results", "configs", "transformer_jax")
+        tracked = ("notebooks", "experiments/results", "configs", "transformer_jax")
     for folder in tracked:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))
     hidden = ("JAX_NUMPY", "PYTEST_", "PYTHONPATH")

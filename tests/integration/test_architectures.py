@@ -44,5 +44,5 @@ def test_a_run_resumes_bit_for_bit_translates_and_shows_its_attention(
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(UsageError, match="kind must be one of cross, got 'encoder'"):
         attention.save(tmp_path / "figure.svg", kind="encoder")
-    with pytest.raises(UsageError, match="no heads to mask"):
+    with pytest.raises(UsageError, match="no attention heads"):
         transformer_jax.head_importance(run)

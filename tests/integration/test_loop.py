@@ -63,7 +63,7 @@ def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compil
     console = Console(file=io.StringIO())
     with console.capture() as captured, pytest.raises(RunInterrupted):
         loop.run_training(longer, console)
-    assert "saved at step 5; waiting for a compilation to end\n" in captured.get()
+    assert "saved at step 5; waiting for a compilation to finish\n" in captured.get()
 
 
 @pytest.mark.exhaustive
@@ -355,7 +355,9 @@ def test_patience_ends_a_run_that_no_longer_improves(
     assert train_reports(path) == [2, 4, 5]
     # The run stays at step 5, even though train.steps is higher. The message states why.
     assert main(["resume", str(path), "--train.steps", "9"]) == 0
-    assert "at step 5: nothing to do (train.patience 3 has run out)" in capsys.readouterr().out
+    assert (
+        "at step 5: nothing to do (early stopping: train.patience is 3)" in capsys.readouterr().out
+    )
     assert state_of(path)[0] == 5
     resume(path, train={"patience": 5})
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7]

@@ -268,7 +268,7 @@ def test_processes_with_different_options_end_with_the_names_of_the_options(
     for log in logs:
         assert log.read_text("utf-8") == (
             "transformer-jax: process 1 has different options from process 0: "
-            f"train.steps {STEPS + 1} there, {STEPS} here\n"
+            f"train.steps {STEPS + 1} in process 0, {STEPS} in this process\n"
         )
 
 
@@ -331,7 +331,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
     assert_equal_runs(run_of_two, tmp_path / "run")
-    # Both processes end with the same error message.
+    # The run exists, so the second attempt must fail and must not change the run.
     again = subprocess.run([*command, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -136,7 +136,7 @@ class RandomCorpus:
         elif kind == "blank":
             for either in (names := self.names("train")):
                 self.files[either] = [b""] * 40
-            self.faults.append(("nothing to learn a vocabulary from", " + ".join(names)))
+            self.faults.append(("no text to train a vocabulary on", " + ".join(names)))
         else:
             packed = gzip.compress(b"".join(line + b"\n" for line in self.files[name]))
             self.encoded[name] = packed[: self.rng.randrange(4, len(packed))]

@@ -51,7 +51,7 @@ def copy_with_description(run: Path, copy: Path, section: str, **values: Any) ->
 
 def test_a_run_rejects_text_that_differs_from_the_original(whole_run: Path, tmp_path: Path) -> None:
     copy = copy_with_description(whole_run, tmp_path / "copy", "data", fingerprint="0" * 64)
-    with pytest.raises(DataError, match="not the text that the run began with"):
+    with pytest.raises(DataError, match="not the text that the run was created with"):
         resume(copy, train={"steps": 9})
 
 
@@ -80,7 +80,7 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     create_run(config, path, Console(quiet=True))
 
     for options, message in (
-        (["--data.folder", "other"], "is not the text that the run began with"),
+        (["--data.folder", "other"], "is not the text that the run was created with"),
         (["--data.dev", "dev.en", "nowhere.de"], "there is no file texts/nowhere.de"),
     ):
         assert main(["resume", "run", *options]) == 65

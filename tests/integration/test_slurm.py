@@ -212,7 +212,7 @@ def test_a_job_that_finishes_while_slurm_is_asked_stays_finished(
         (["--launcher", "local", "--slurm.gpus", "0"], "need --launcher slurm", 2),
         (["--launcher", "slrum"], "did you mean 'slurm'?", 2),
         (["refuses"], "Slurm rejects the job: sbatch: error: Invalid partition", 2),
-        (["silent"], "Slurm does not answer: slurm_load_jobs error: no controller", 69),
+        (["silent"], "Slurm does not respond: slurm_load_jobs error: no controller", 69),
         (["sbatch"], "no sbatch on PATH: run this command on a Slurm machine", 69),
         (["squeue"], "no squeue on PATH", 69),
         (["submitit"], "the Slurm launcher needs submitit: pip install '.[slurm]'", 2),
@@ -336,7 +336,7 @@ def test_a_run_fails_after_three_allocations_without_progress(run: SweepRun) -> 
     (run.path / "checkpoints" / "12").rmdir()
     assert make_task(run, fruitless_requeues=2).checkpoint() is None
     assert read_status(run).status == "failed"
-    assert "no progress in 3 allocations: raise slurm.time" in read_status(run).note
+    assert "no progress in 3 allocations: increase slurm.time" in read_status(run).note
 
 
 def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:

@@ -46,7 +46,7 @@ def test_a_run_that_ends_before_its_trace_begins_says_so(tmp_path: Path) -> None
     config = SMALL.change(train={"profile": 1, "steps": 2})
     folder, out = create_run(config, tmp_path / "run", QUIET), io.StringIO()
     run_training(folder, Console(file=out, width=200))
-    assert "note: nothing is traced, because train.profile starts after step 2\n" in out.getvalue()
+    assert "note: no steps are traced, because tracing would start after step 2\n" in out.getvalue()
     assert not (folder.path / "profile").exists()
 
 

@@ -139,7 +139,7 @@ def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(
     Path("run.json").write_text(json.dumps(description), "utf-8")
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     assert main(["reproduce", ".", "--out", "../other"]) == DataError.exit_code
-    assert "is not the text that the run began with" in capsys.readouterr().err
+    assert "is not the text that the run was created with" in capsys.readouterr().err
     assert not Path("../other").exists()
 
 

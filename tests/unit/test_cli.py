@@ -56,7 +56,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ): "nowhere is not an exported model: it has no run.json and no config.json",
     ("prepare", "nowhere/x.py"): "no config file nowhere/x.py",
     ("train", "big", "--data-from", "tinny"): "no config file tinny; did you mean 'tiny'?",
-    ("train", "table3"): "name one: table3:base",
+    ("train", "table3"): "choose one, such as table3:base",
     ("params", "table3:A11"): "did you mean 'A1'?",
     ("resume", "nowhere"): "nowhere is not a run",
     ("train", "tiny", "extra"): "train got an unexpected argument 'extra'",
@@ -93,7 +93,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("evaluate", "runs/x", "--baseline"): "--baseline needs a value",
     ("evaluate", "runs/x", "--singels"): "unknown option --singels",
     ("compile",): "compile needs a config: transformer-jax compile CONFIG [OPTIONS]",
-    ("compile", "tiny"): "compile needs --target, such as --target v5e:2x4 (there are v4, v5e,",
+    ("compile", "tiny"): "compile needs --target, such as --target v5e:2x4 (available: v4, v5e,",
     ("compile", "tiny", "--target", "v5e:2x4", "h300"): "no target 'h300'; did you mean 'h200'?",
     ("compile", "tiny", "--target", "v5e", "--fit", "--largest"): "leave out --largest",
     (

@@ -57,7 +57,7 @@ class Compile(FileCommand):
         targets = [parse_target(target) for target in self.target]
         if not targets:
             raise UsageError(
-                f"compile needs --target, such as --target v5e:2x4 (there are {', '.join(KINDS)})"
+                f"compile needs --target, such as --target v5e:2x4 (available: {', '.join(KINDS)})"
             )
         if self.fit and self.largest:
             raise UsageError("--fit compiles only the largest batches: leave out --largest")

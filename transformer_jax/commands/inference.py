@@ -171,7 +171,9 @@ class Package(CheckpointCommand):
             stderr.print("note: the model card has no license; choose one with --license")
         if not find_scores(run.folder.path, run.steps):
             evaluate = f"{shell_command('evaluate', self.run_folder)}{self.checkpoint_options}"
-            stderr.print(f"note: the model card has no scores; `{evaluate}` stores some in the run")
+            stderr.print(
+                f"note: the model card has no scores; to store scores in the run, use `{evaluate}`"
+            )
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         steps = ", ".join(map(str, run.steps))
         stdout.print(f"packaged in {out}: {size / 1e6:.1f} MB, {self.dtype}, steps {steps}")

@@ -107,7 +107,10 @@ class Export(CheckpointCommand):
         return self._compare(without_padding(run), system, out)
 
     def _compare(self, run: "Run", system: "System", out: Path) -> str:
-        """Compare translations; raise an error if they differ by more than rounding can explain."""
+        """Compare translations, and describe the differences.
+
+        For float32, raise an error if rounding cannot explain the differences.
+        """
         from transformer_jax.interop.verify import MAX_SCORE_DIFFERENCE, MIN_EQUAL, verify
 
         result = verify(run, system)

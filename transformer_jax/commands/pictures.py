@@ -54,7 +54,7 @@ class Attention(RunCommand):
         if self.target is not None:
             for name in self.select_given("beam_size", "alpha", "beam_end"):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"with a TARGET, there is no search that could use {option}")
+                raise UsageError(f"{option} does not apply with a TARGET, because no search runs")
         selection = Selection(self.kind, self.layer, self.view, self.heads or None, self.position)
         out = find_free_name(DEFAULT) if self.out is None else self.out
         check_suffix(out, ATTENTION_SUFFIXES)

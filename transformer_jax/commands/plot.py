@@ -89,8 +89,8 @@ class Plot(PathCommand):
     def _open_runs(self) -> Sequence[RunFolder]:
         if len(self.folders) > 1 and self.kind != "curves":
             raise UsageError(
-                f"--kind {self.kind} plots one run, got {len(self.folders)}; only --kind curves "
-                f"plots several"
+                f"--kind {self.kind} accepts one run, got {len(self.folders)}; only --kind curves "
+                f"accepts several"
             )
         # Open the runs before importing JAX, so that a wrong path is reported immediately.
         return [RunFolder.open(Path(folder)) for folder in self.folders]

@@ -119,8 +119,8 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
         )
     show_table(table)
     stdout.print(
-        f"p: how often a run that is as good as the baseline, {baseline}, would differ from it\n"
-        "by this much because of the choice of sentences alone; below 0.05 is significant.\n"
+        f"p: the probability that a run that is as good as the baseline, {baseline}, differs from\n"
+        "it by this much because of the choice of sentences alone; below 0.05 is significant.\n"
         "In parentheses: mean and 95% interval over resampled sets (paired bootstrap)."
     )
     for c in comparisons:
@@ -195,7 +195,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
     """Print each row's parameter count next to the paper's."""
-    table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
+    table = _table("row", "parameters", "vs. base", "paper, M", "vs. base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters
     for name, row in rows.items():

@@ -29,7 +29,7 @@ from transformer_jax.runs.run_folder import RunFolder, check_available
 
 @dataclass(frozen=True)
 class Prepare(FileCommand):
-    """Prepare a config's text: learn the vocabulary, encode the text, and cache both."""
+    """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text, and print the numbers of tokens, pairs, and batches."""
@@ -131,7 +131,7 @@ class Train(FileCommand, TrainingCommand):
             group.barrier()
             if self.init_from is not None and group.count > 1:
                 raise UsageError(
-                    "--init-from works only in a single process: train one step that way "
+                    "--init-from works only in a single process: train one step in one process "
                     "(--train.steps 1), and then `resume` the run in several processes"
                 )
             if group.is_primary:
@@ -195,7 +195,7 @@ class Reproduce(PathCommand):
         """
         original = RunFolder.open(Path(self.run_folder))
         if original.package is not None:
-            raise UsageError(f"{original.path} is packaged: reproduce the run it was made from")
+            raise UsageError(f"{original.path} is a package: reproduce the original run")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
         # Resolve paths such as "." and "..", because they have no name to append a suffix to.

@@ -130,7 +130,7 @@ def parse_target(text: str) -> Target:
     kind, colon, layout = text.partition(":")
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS)
-        raise UsageError(f"no target {kind!r}{hint} (there are {', '.join(KINDS)})")
+        raise UsageError(f"no target {kind!r}{hint} (available: {', '.join(KINDS)})")
     if not colon:
         return Target(kind, (1,) * (TPUS[kind].dimensions if kind in TPUS else 2))
     example = _example(kind)

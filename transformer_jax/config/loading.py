@@ -42,8 +42,8 @@ def load_row(spec: str) -> Row:
     rows = load_rows(spec)
     if len(rows) > 1:
         raise ConfigError(
-            f"{spec} has {len(rows)} rows; name one: {spec}:{next(iter(rows))} "
-            f"(there are {', '.join(rows)})"
+            f"{spec} has {len(rows)} rows; choose one, such as {spec}:{next(iter(rows))} "
+            f"(available: {', '.join(rows)})"
         )
     [row] = rows.values()
     return row

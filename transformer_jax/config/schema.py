@@ -64,7 +64,7 @@ class Config:
                 model.require(key, getattr(model, key) == default, f"{default!r} {rule}")
         elif model.out_of_range_positions == "error" and model.max_positions is None:
             is_valid = decode.max_extra_length <= MAX_EXTRA_LENGTH
-            rule = f"at most {MAX_EXTRA_LENGTH}, because learned positions end there"
+            rule = f"at most {MAX_EXTRA_LENGTH}, because the table of learned positions ends there"
             decode.require("max_extra_length", is_valid, rule)
         elif model.out_of_range_positions == "error":
             limit, end = model.max_positions_per_stack[0], "with model.out_of_range_positions error"

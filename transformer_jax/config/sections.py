@@ -303,7 +303,7 @@ class DataConfig(ConfigSection):
         super().__post_init__()
         for key in ("train", "dev", "test"):
             is_allowed = self.corpus == "text" or getattr(self, key) is None
-            rule = f"left out with data.corpus {self.corpus} (only text reads files)"
+            rule = f"unset with data.corpus {self.corpus} (only text reads files)"
             self.require(key, is_allowed, rule)
         has_units = self.target_tokens == "subwords" or self.source_vocab_size is not None
         rule = "subwords without data.source_vocab_size (a shared vocabulary has one kind of token)"

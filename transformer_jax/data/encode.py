@@ -123,8 +123,8 @@ class SplitWriter:
         if not outcome["kept"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (+outcome).items())
             raise DataError(
-                f"{self.corpus.name}: none of the {total} pairs is fit for training: {reasons} "
-                f"(data.max_length {self.config.max_length}, data.max_ratio "
+                f"{self.corpus.name}: none of the {total} pairs can be used for training: "
+                f"{reasons} (data.max_length {self.config.max_length}, data.max_ratio "
                 f"{self.config.max_ratio:g})"
             )
         return {"pairs": done, **outcome}
@@ -136,7 +136,7 @@ class SplitWriter:
         elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
             raise DataError(
                 f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
-                f"bytes, which begins {long[:40]!r}"
+                f"bytes, which begins with {long[:40]!r}"
             )
         sources = self.vocabulary.source.encode([source for source, _ in pairs])
         targets = self.vocabulary.target.encode([target for _, target in pairs])

@@ -112,8 +112,8 @@ def find_prepared(
     prepared = prepare(config, vocabulary, progress=progress)
     if prepared.fingerprint != fingerprint:
         raise DataError(
-            f"{prepared.report['corpus']} is not the text that the run began with, or its limits "
-            "changed: restore that text and those limits, or start a new run"
+            f"{prepared.report['corpus']} is not the text that the run was created with, or its "
+            "limits have changed: restore that text and those limits, or start a new run"
         )
     return prepared
 

@@ -47,7 +47,7 @@ class FileCorpus:
 
     @property
     def identity(self) -> str:
-        """The SHA-256 of all files."""
+        """The SHA-256 of the names of the splits and the contents of their files."""
         digest = hashlib.sha256()
         for split, paths in self._paths.items():
             digest.update(split.encode())
@@ -152,7 +152,7 @@ def _read_error(path: Path, error: OSError) -> DataError:
 
 
 def file_version(path: Path) -> tuple[int, int] | None:
-    """Return the size and modification time of a file, or None if it does not exist."""
+    """Return the size and modification time of a file, or None if there is no such file."""
     try:
         status = path.stat()
     except OSError:

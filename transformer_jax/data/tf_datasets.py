@@ -225,7 +225,7 @@ def _download_and_prepare(builder: Builder) -> None:
         problem = f"could not be downloaded from {url}" if url else "could not be stored"
         raise StorageError(
             f"{_name(builder)} {problem}: {_root_cause(error)}; "
-            f"try again, which keeps the finished downloads, or {ADVICE}"
+            f"try again (finished downloads are kept), or {ADVICE}"
         ) from error
     # A dataset's builder can raise any exception.
     except Exception as error:

@@ -50,9 +50,9 @@ class TokenTable(NamedTuple):
     def check(self, name: str) -> None:
         """Raise a DataError that mentions `name` if the table is inconsistent."""
         if not all(isinstance(token, str) for token in self.tokens):
-            raise DataError(f"{name} has a token that is not a string")
+            raise DataError(f"{name} contains a token that is not a string")
         if len(set(self.tokens)) < len(self.tokens):
-            raise DataError(f"{name} has the same token twice")
+            raise DataError(f"{name} contains the same token twice")
         special = {k: getattr(self, k) for k in SPECIAL if k != "begin" or self.begin is not None}
         for key, token in special.items():
             if type(token) is not int or not 0 <= token < len(self.tokens):

@@ -179,7 +179,7 @@ def check_model(model: bytes, name: str) -> None:
         # The program is a constant, and this Python interpreter runs it.
         probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
     except subprocess.TimeoutExpired:
-        raise DataError(f"{problem}: reading it did not finish") from None
+        raise DataError(f"{problem}: loading it timed out") from None
     if probe.returncode:
         errors = probe.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
         if b"ready\n" not in probe.stdout:

@@ -109,7 +109,7 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
     size = sum(len(line.encode()) for line in every_nth(n, "sampling lines for the vocabulary"))
     if not size:
         raise DataError(
-            f"there is nothing to learn a vocabulary from: all {total} pairs of {corpus.name} are "
+            f"there is no text to train a vocabulary on: all {total} pairs of {corpus.name} are "
             f"empty, longer than {MAX_TRAINING_LINE} bytes, or contain control symbols"
         )
     return every_nth(n * -(-size // SAMPLE_BYTES), "training the vocabulary")

@@ -79,7 +79,7 @@ class ProcessGroup:
         """
         primary = Config.from_dict(self.broadcast(config.to_dict()))
         differences = [
-            f"{section}.{key} {theirs!r} there, {ours!r} here"
+            f"{section}.{key} {theirs!r} in process 0, {ours!r} in this process"
             for (section, key), (ours, theirs) in config.differences(primary).items()
             if (section, key) != ("data", "folder")
         ]

@@ -71,7 +71,7 @@ def resolve_cluster(
     if not 0 <= process_id < num_processes:
         raise UsageError(
             Setting("process_id", process_id),
-            f" must be from 0 to {num_processes - 1}, because of ",
+            f" must be from 0 to {num_processes - 1}, given ",
             Setting("num_processes", num_processes),
         )
     host, _, port = coordinator.rpartition(":")

@@ -99,7 +99,7 @@ def read_files(run: Run, files: Files) -> Text:
         for number, tokens in enumerate(lines, start=1):
             if longest is not None and len(tokens) > longest:
                 raise DataError(
-                    f"{path.name}, line {number}: {len(tokens)} tokens, and the model {verb} at "
+                    f"{path.name}, line {number}: {len(tokens)} tokens, but the model {verb} at "
                     f"most {longest}"
                 )
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
@@ -184,7 +184,8 @@ def evaluate(
     averaged checkpoint separately, with at most two sets of parameters in memory. The function
     calls `progress` with a description, the number of finished sentences, and the total.
 
-    Raises the same errors as `read_text`, or a DataError if a source is too long for the model.
+    Raises the same errors as `read_text`, a DataError if a source is too long for the model, or a
+    UsageError if `per_checkpoint` is set for a package.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")

@@ -39,7 +39,7 @@ class Grid:
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
         if not (self.beam_sizes and self.alphas and counts):
-            raise UsageError("a grid needs at least one beam size, alpha, and number to average")
+            raise UsageError("a grid needs a beam size, an alpha, and a number of checkpoints")
         if min(counts) < 1:
             raise UsageError(f"the number of checkpoints must be positive, got {min(counts)}")
 

@@ -98,7 +98,7 @@ def head_importance(
     """
     if num_sentences < 1:
         setting = Setting("num_sentences", NUM_SENTENCES)
-        raise UsageError(f"there must be sentences to score, got {num_sentences}; pass ", setting)
+        raise UsageError(f"num_sentences must be positive, got {num_sentences}; pass ", setting)
     # This comparison also rejects NaN.
     if not margin >= 0:
         raise UsageError(

@@ -62,11 +62,11 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     available = sorted({name for table in tables for name in metric_names(table)})
     chosen = names or tuple(name for name in DEFAULT_METRICS if name in available)
     if not chosen:
-        raise UsageError(f"there are no metrics of {', '.join(groups)}")
+        raise UsageError(f"there are no metrics for {', '.join(groups)}")
     for name in chosen:
         if name not in available:
             hint = did_you_mean(name, available)
-            raise UsageError(f"no metric {name!r}{hint} (there are {', '.join(available)})")
+            raise UsageError(f"no metric {name!r}{hint} (available: {', '.join(available)})")
     return draw_curves({name: _mean_curves(name, groups) for name in chosen})
 
 

@@ -96,8 +96,8 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
     losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
     if len(losses) < MIN_SENTENCES:
         raise UsageError(
-            f"the {split} set of {run.folder.path} has {len(losses)} sentences, which is not "
-            f"enough for a mean"
+            f"the {split} set of {run.folder.path} has {len(losses)} sentences, but the "
+            f"plot needs at least {MIN_SENTENCES}"
         )
     return draw_losses(loss_by_position(split, losses), loss_by_length(split, losses))
 

@@ -171,9 +171,7 @@ class Run:
                 `target` and `decode` are given.
         """
         if target is not None and decode:
-            raise UsageError(
-                f"with a target, there is no search that could use {', '.join(decode)}"
-            )
+            raise UsageError(f"with a target, no search runs that could use {', '.join(decode)}")
         translator = self.translator(**decode)
         return compute_attention(translator, self.params, source, target, truncate=truncate)
 
@@ -244,7 +242,7 @@ def _load_package(
     steps = package.steps
     if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
         mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
-        raise UsageError(f"{folder.path} is a package: its only parameters are {mean}")
+        raise UsageError(f"{folder.path} is a package and contains only {mean}")
     stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(folder))
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         params = checkpoints.restore(steps[-1], {"params": stored})["params"]

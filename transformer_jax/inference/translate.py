@@ -121,7 +121,7 @@ class Translator:
         for number, tokens in enumerate(encoded, start=1):
             if len(tokens) > longest and not truncate:
                 raise DataError(
-                    f"line {number} has {len(tokens)} tokens, and the model reads at most "
+                    f"line {number} has {len(tokens)} tokens, but the model reads at most "
                     f"{longest} ({field}): shorten the line, or pass ",
                     Setting("truncate", True),
                 )
@@ -145,7 +145,7 @@ class Translator:
             return tokens
         if not truncate:
             raise DataError(
-                f"the target sentence has {len(tokens)} tokens, and the model reads at most "
+                f"the target sentence has {len(tokens)} tokens, but the model reads at most "
                 f"{longest} (model.max_positions): shorten the sentence, or pass ",
                 Setting("truncate", True),
             )

@@ -37,4 +37,4 @@ def import_optional(name: str, install: str = INTEROP) -> ModuleType:
 
 
 def _missing(library: str, install: str) -> UsageError:
-    return UsageError(f"this needs {library}: pip install {install}")
+    return UsageError(f"this feature needs {library}: pip install {install}")

@@ -97,8 +97,8 @@ def check_arrays(
         stored_shape, dtype = stored[name]
         if dtype not in types:
             raise StorageError(
-                f"{source} has {name} in the type {dtype}, but only {' and '.join(types)} is "
-                "supported"
+                f"{source} has {name} in the type {dtype}; the supported types are "
+                f"{', '.join(types)}"
             )
         if stored_shape != shape:
             raise StorageError(

@@ -36,7 +36,9 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
             layers, or the mask's shape does not match the model's layers and heads.
     """
     if "self_attention" not in params.get("encoder_0", {}):
-        raise UsageError("this model has no heads to mask: only a Transformer has them")
+        raise UsageError(
+            "this model has no attention heads: only those of a Transformer can be masked"
+        )
     num_layers, num_decoder_layers = (
         sum(re.fullmatch(rf"{stack}_\d+", name) is not None for name in params)
         for stack in ("encoder", "decoder")
@@ -49,7 +51,7 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     num_heads = params["encoder_0"]["self_attention"]["output"]["kernel"].shape[0]
     expected = (len(KINDS), num_layers, num_heads)
     if mask.shape != expected:
-        raise UsageError(f"the mask of this model's heads has shape {expected}, got {mask.shape}")
+        raise UsageError(f"the head mask must have the shape {expected}, got {mask.shape}")
     masked = dict(params)
     for kind, of_layers in zip(KINDS, mask, strict=True):
         stack, module = MODULES[kind]

@@ -72,9 +72,9 @@ def check_params(model: EncoderDecoder, params: Params) -> None:
     shapes, found = parameter_shapes(abstract_params(model)), parameter_shapes(params)
     for name in sorted(shapes.keys() | found.keys()):
         if name not in found:
-            raise UsageError(f"the parameters lack {name}, which the model has")
+            raise UsageError(f"the parameter {name} is missing")
         if name not in shapes:
-            raise UsageError(f"the parameters have {name}, which the model does not have")
+            raise UsageError(f"the model has no parameter {name}")
         if found[name] != shapes[name]:
             rule = f"but the model needs {shapes[name]}"
             raise UsageError(f"the parameter {name} has the shape {found[name]}, {rule}")

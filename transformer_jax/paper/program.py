@@ -79,7 +79,7 @@ class _Counter:
         if name == "scan":
             return self._scan(equation, inputs)
         if name == "while":
-            raise ValueError("the number of trips of a while loop is not known in advance")
+            raise ValueError("the number of iterations of a while loop is not known in advance")
         if name == "cond":
             branches = [self.visit(branch.jaxpr, inputs[1:]) for branch in params["branches"]]
             return [_join(values) for values in zip(*branches, strict=True)]

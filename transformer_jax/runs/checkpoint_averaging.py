@@ -44,7 +44,7 @@ def select_steps(
     if step not in (None, *available):
         kind = "scheduled checkpoint" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"
-        raise UsageError(f"{run} has no {kind} of step {step}; available steps: {names}")
+        raise UsageError(f"{run} has no {kind} at step {step}; available steps: {names}")
     steps = [s for s in available if step is None or s <= step][-average:]
     if average > 1 and steps:
         steps = _consecutive_steps(checkpoints, steps[-1], average)

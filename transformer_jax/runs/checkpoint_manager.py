@@ -147,8 +147,8 @@ class CheckpointManager:
         free = shutil.disk_usage(self.folder).free
         if free < size:
             raise StorageError(
-                f"no room for checkpoint {step}: it takes {size >> 20} MiB, and {self.folder} has "
-                f"{free >> 20} MiB left; earlier checkpoints are intact"
+                f"no room for checkpoint {step}: it needs {size >> 20} MiB, but {self.folder} has "
+                f"{free >> 20} MiB free; earlier checkpoints are intact"
             )
 
     def save(
@@ -270,4 +270,4 @@ class CheckpointManager:
         (self.folder / str(step)).rename(self.folder / name)
         self._metadata.pop(step, None)
         self._damage.pop(step, None)
-        return f" and now called {name}"
+        return f" and was renamed to {name}"

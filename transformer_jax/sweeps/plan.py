@@ -188,7 +188,7 @@ def plan_sweep(
         raise UsageError(f"seeds must be positive, got {seeds}")
     for name in only or ():
         if name not in rows:
-            raise UsageError(f"no row {name!r} (there are {', '.join(rows)})")
+            raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
     base = next(iter(rows))
     selected = {
         check_row_name(name or "run"): row

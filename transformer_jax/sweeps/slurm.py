@@ -77,7 +77,7 @@ class Task:
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker exited with code {code}"
             if self._is_ending:
-                note = f"Slurm ended job {current_slurm_job()}, and may queue it again"
+                note = f"Slurm ended job {current_slurm_job()} and may requeue it"
             write_status(run, "stopped", note=note)
             if self._is_ending:
                 # If the task exited now, Slurm would consider it complete. Therefore, wait until
@@ -104,7 +104,7 @@ class Task:
         has_progressed = _measure_progress(run) > self._progress_at_start
         fruitless_requeues = 0 if has_progressed else self.fruitless_requeues + 1
         if fruitless_requeues == MAX_FRUITLESS_REQUEUES:
-            note = f"no progress in {MAX_FRUITLESS_REQUEUES} allocations: raise slurm.time"
+            note = f"no progress in {MAX_FRUITLESS_REQUEUES} allocations: increase slurm.time"
             write_status(run, "failed", note=note)
             return None
         write_status(run, "submitted", phase=f"job {current_slurm_job()}")
@@ -176,7 +176,7 @@ def list_jobs() -> set[str]:
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
     squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if squeue.returncode:
-        raise ConnectionFailedError(f"Slurm does not answer: {_join_lines(squeue.stderr)}")
+        raise ConnectionFailedError(f"Slurm does not respond: {_join_lines(squeue.stderr)}")
     return set(squeue.stdout.split())
 
 

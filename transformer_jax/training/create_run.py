@@ -93,8 +93,8 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
             longest = int(one_side.lengths.max())
             if limit is not None and longest > limit:
                 raise DataError(
-                    f"a {side} of {split} has {longest} tokens, and the model reads at most "
-                    f"{limit}: {advice}"
+                    f"a {side} sentence in {split} has {longest} tokens, but the model reads at "
+                    f"most {limit}: {advice}"
                 )
 
 

@@ -60,8 +60,9 @@ class DevEvaluator:
         values = {"perplexity": perplexity(scores)}
         if not math.isfinite(values["perplexity"]):
             raise DivergedError(
-                f"the perplexity of the development set is {values['perplexity']} at step {step}; "
-                f"this step is not saved; earlier checkpoints are intact. {DIVERGENCE_ADVICE}"
+                f"the perplexity on the development set is {values['perplexity']} at step {step}; "
+                "no checkpoint is saved at this step; earlier checkpoints are intact. "
+                f"{DIVERGENCE_ADVICE}"
             )
         if translate:
             sources, references = self._run.prepared.lines("dev")

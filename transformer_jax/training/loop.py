@@ -85,7 +85,9 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         restored = checkpointer.last_step
         is_done = restored >= config.train.steps
         if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
-            reason = "" if is_done else f" (train.patience {config.train.patience} has run out)"
+            reason = (
+                "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
+            )
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do{reason}")
             return len(checkpointer.scores)
         if run.group.is_primary:
@@ -167,13 +169,13 @@ def _run_steps(
             if due.interrupt:
                 checkpointer.wait()
                 if train_step.is_compiling_ahead():
-                    writer.say(f"saved at step {step}; waiting for a compilation to end")
+                    writer.say(f"saved at step {step}; waiting for a compilation to finish")
                 name = signal.Signals(vote.signal).name
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after_step(step, state)
             if schedule.is_out_of_patience(step, checkpointer.scores):
                 count = config.train.patience
-                writer.say(f"training stops: perplexity has not improved in {count} checkpoints")
+                writer.say(f"early stopping: perplexity has not improved for {count} checkpoints")
                 break
 
 
@@ -191,7 +193,7 @@ def _make_tracer(run: RunComponents, writer: MetricWriter, after: int) -> StepTr
     train = run.folder.config.train
     num_steps = train.profile if run.group.is_primary else 0
     if num_steps and after >= train.steps:
-        writer.say(f"note: nothing is traced, because train.profile starts after step {after}")
+        writer.say(f"note: no steps are traced, because tracing would start after step {after}")
         num_steps = 0
     return StepTracer(run.folder.path / "profile", after=after, steps=num_steps)
 
@@ -208,7 +210,9 @@ def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
     if run.group.is_primary:
         skipped = range(step - num_skipped + 1, step + 1)
         pairs = {n: run.batches.pairs(n - 1).tolist() for n in skipped}
-        write_json(path, {"about": "indices of the kept training pairs, by step", "pairs": pairs})
+        write_json(
+            path, {"about": "indices of training pairs (after filtering), by step", "pairs": pairs}
+        )
     run.group.barrier()
     raise DivergedError(
         f"loss or gradient was not finite in {num_skipped} consecutive steps, up to step {step}; "

@@ -15,7 +15,7 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
         *others, last = suffixes
         comma = "," if len(others) > 1 else ""
         endings = f"{', '.join(others)}{comma} or {last}"
-        raise UsageError(f"the name of the file must end in {endings}, got {str(path)!r}")
+        raise UsageError(f"the file name must end in {endings}, got {str(path)!r}")
     return suffix
 
 

@@ -80,7 +80,7 @@ def test_the_command_line_scores_text_in_files(
     short = tmp_path / "short"
     short.write_text("one\n" + "one " * 100)
     error = error_of(65, "--on", str(short), str(short))
-    assert re.search(r"short, line 2: \d+ tokens, and the model reads at most 64$", error.strip())
+    assert re.search(r"short, line 2: \d+ tokens, but the model reads at most 64$", error.strip())
 
 
 @pytest.mark.slow

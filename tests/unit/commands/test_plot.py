@@ -78,8 +78,8 @@ def test_the_command_says_why_a_run_has_no_such_picture(
         (rotary, "--kind", "positions", "--out", out): "with model.positions rotary, positions act",
         (): "plot needs a run",
         (path,): "plot needs an output file: --out curves.svg",
-        (path, "--out", "x.gif"): "the name of the file must end in .svg or .png, got 'x.gif'",
-        (path, rotary, "--kind", "heads", "--out", out): "--kind heads plots one run, got 2",
+        (path, "--out", "x.gif"): "the file name must end in .svg or .png, got 'x.gif'",
+        (path, rotary, "--kind", "heads", "--out", out): "--kind heads accepts one run, got 2",
         (path, "--offset", "2", "--out", out): "--offset is for --kind positions, not curves",
         (path, "--kind", "loss", "--margin", "1", "--out", out): "is for --kind heads, not loss",
         (
@@ -91,7 +91,7 @@ def test_the_command_says_why_a_run_has_no_such_picture(
         ): "same number of layers, but this model has 1 and 2",
         (path, "--kind", "head"): "did you mean 'heads'?",
         (path, "--kind", "heads", "--num-sentences", "0", "--out", out): "pass --num-sentences 256",
-        (path, "--out", out): "there are no metrics of run",
+        (path, "--out", out): "there are no metrics for run",
     }
     for arguments, message in mistakes.items():
         assert main(["plot", *arguments]) == 2

@@ -39,7 +39,7 @@ def test_a_target_names_a_number_of_devices_and_hosts(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v5q:2x4", "no target 'v5q'; did you mean 'v5p'? (there are v4, v5e,"),
+        ("v5q:2x4", "no target 'v5q'; did you mean 'v5p'? (available: v4, v5e,"),
         ("", "no target ''"),
         ("v5e-8", "no target 'v5e-8'; did you mean 'v5e'?"),
         ("v5e:8", "a v5e slice has 2 dimensions, such as v5e:2x4, got 'v5e:8'"),

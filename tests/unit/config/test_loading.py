@@ -273,7 +273,7 @@ def test_a_missing_row_is_reported_with_the_closest_one(tmp_path: Path) -> None:
 def test_a_sweep_without_the_name_of_a_row_is_reported_with_its_rows() -> None:
     assert (
         mistake("heads")
-        == "heads has 5 rows; name one: heads:base (there are base, A1, A2, A3, A4)"
+        == "heads has 5 rows; choose one, such as heads:base (available: base, A1, A2, A3, A4)"
     )
 
 

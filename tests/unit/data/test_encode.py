@@ -143,7 +143,7 @@ def test_a_training_split_without_a_fit_pair_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         encode_pairs(tmp_path, WORDS, config=replace(CONFIG, max_length=1))
     assert str(caught.value) == (
-        "lines: none of the 50 pairs is fit for training: 50 too long "
+        "lines: none of the 50 pairs can be used for training: 50 too long "
         "(data.max_length 1, data.max_ratio 9)"
     )
 

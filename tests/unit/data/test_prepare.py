@@ -426,7 +426,9 @@ def test_the_text_of_a_run_may_move_but_not_change(cache: Path, tmp_path: Path) 
         write_texts(tmp_path / "fewer", WORDS[:-1]),
         replace(moved, max_length=20),
     ):
-        with pytest.raises(DataError, match="is not the text that the run began with") as caught:
+        with pytest.raises(
+            DataError, match="is not the text that the run was created with"
+        ) as caught:
             find_prepared(other, first.vocabulary, first.fingerprint, verify_text=True)
         assert str(caught.value).startswith("train.en + train.de ")
         # Without `verify_text`, `find_prepared` accepts cached text with the same fingerprint.

@@ -336,7 +336,7 @@ def test_an_unreachable_server_is_reported_with_its_url(tmp_path: Path) -> None:
     assert message == (
         "wmt14_translate/de-en 1.0.0 could not be downloaded from "
         "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz: no network in this test; "
-        "try again, which keeps the finished downloads, "
+        "try again (finished downloads are kept), "
         "or download the text yourself and train with configs/text.py"
     )
 

@@ -62,8 +62,8 @@ def test_two_models_with_one_table_share_a_vocabulary() -> None:
         ({"end": True}, "has the end token True, but"),
         ({"unknown": -1}, "has the unknown token -1, but"),
         ({"begin": 0}, "has one ID for several special tokens"),
-        ({"tokens": [*TOKENS[:6], "a"]}, "has the same token twice"),
-        ({"tokens": [*TOKENS[:6], 3]}, "has a token that is not a string"),
+        ({"tokens": [*TOKENS[:6], "a"]}, "contains the same token twice"),
+        ({"tokens": [*TOKENS[:6], 3]}, "contains a token that is not a string"),
         ({"tokens": None}, "is not a table of tokens"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_corpus_without_a_line_to_train_the_vocabulary_on_is_refused(
     line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_corpus(monkeypatch, InMemoryCorpus([(line, line)] * 9, WORDS[:1]))
-    with pytest.raises(DataError, match="nothing to learn a vocabulary from: all 9 pairs of lines"):
+    with pytest.raises(DataError, match="no text to train a vocabulary on: all 9 pairs of lines"):
         prepare(CONFIG)
 
 

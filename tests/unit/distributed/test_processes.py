@@ -85,7 +85,10 @@ def test_all_processes_must_have_the_same_config_except_for_the_data_folder(
             return str(error)
         return ""
 
-    message = "process 2 has different options from process 0: train.steps 8 there, 9 here"
+    message = (
+        "process 2 has different options from process 0: train.steps 8 in process 0, 9 in this "
+        "process"
+    )
     assert run_in_each(check, monkeypatch) == ["", "", message]
 
 

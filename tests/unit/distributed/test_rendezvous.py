@@ -91,7 +91,7 @@ def test_a_port_in_use_is_reported() -> None:
     [
         ((None, 2, 0), "--num-processes 2 also needs --coordinator HOST:PORT"),
         (("host:1", 2, None), "--coordinator host:1 also needs --process-id INDEX"),
-        (("host:1", 2, 2), "--process-id 2 must be from 0 to 1, because of --num-processes 2"),
+        (("host:1", 2, 2), "--process-id 2 must be from 0 to 1, given --num-processes 2"),
         (("host:1", 0, 0), "--num-processes 0 must be positive"),
         (("host", 2, 1), "--coordinator host must be HOST:PORT"),
         (("host:99999", 2, 1), "--coordinator host:99999 must be HOST:PORT"),

@@ -112,11 +112,11 @@ def test_weights_that_are_not_finite_are_an_error(run: Run, beam_size: int) -> N
 def test_search_options_with_a_target_are_errors(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match="with a target, there is no search that could use beam_s"):
+    with pytest.raises(UsageError, match="with a target, no search runs that could use beam_s"):
         run.attention(SOURCE, TARGET, **GREEDY)
     command = ["attention", str(run.folder.path), SOURCE, TARGET, "--beam-end", "any"]
     assert main(command) == 2
-    assert "with a TARGET, there is no search that could use --beam-end" in capsys.readouterr().err
+    assert "--beam-end does not apply with a TARGET" in capsys.readouterr().err
 
 
 def test_a_target_is_limited_by_a_table_of_positions(run: Run) -> None:
@@ -141,7 +141,7 @@ def test_a_picture_is_written_in_the_format_of_its_name(
 @pytest.mark.parametrize(
     ("name", "selection", "message"),
     [
-        ("x.pdf", {}, "the name of the file must end in .html, .svg, or .png"),
+        ("x.pdf", {}, "the file name must end in .html, .svg, or .png"),
         ("x.html", {"layer": 1}, "layer 1 does not exist: choose one from 0 to 0"),
         ("x.svg", {"kind": "crosss"}, "did you mean 'cross'?"),
         ("x.png", {"heads": [2]}, "head 2 does not exist"),

@@ -131,6 +131,6 @@ def test_runs_that_cannot_be_compared_are_errors(run: RunFolder, tmp_path: Path)
     (other.path / "run.json").write_text(json.dumps(description))
     with pytest.raises(UsageError, match="trained on different text or with different vocabul"):
         transformer_jax.compare([run.path, other.path])
-    hint = r"no metric 'dev/blue'; did you mean 'dev/bleu'\? \(there are dev/bleu, dev/perplexity"
+    hint = r"no metric 'dev/blue'; did you mean 'dev/bleu'\? \(available: dev/bleu, dev/perplexity"
     with pytest.raises(UsageError, match=hint):
         transformer_jax.compare([run.path]).plot("dev/blue")

@@ -71,14 +71,14 @@ def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path
     folder = dataclasses.replace(run.folder, config=config)
     learned = dataclasses.replace(run, folder=folder, params=params)
     with pytest.raises(
-        DataError, match=r"^target, line 2: \d+ tokens, and the model writes at most"
+        DataError, match=r"^target, line 2: \d+ tokens, but the model writes at most"
     ):
         read_files(learned, (source, target))
 
 
 def test_changed_text_is_rejected(run: Run) -> None:
     other = dataclasses.replace(run.folder, fingerprint="0" * 64)
-    with pytest.raises(DataError, match=r"run: .* is not the text that the run began with"):
+    with pytest.raises(DataError, match=r"run: .* is not the text that the run was created with"):
         evaluate(dataclasses.replace(run, folder=other), "dev", {})
 
 

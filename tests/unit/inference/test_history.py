@@ -31,7 +31,7 @@ def test_a_run_without_metrics_has_an_empty_table(run: RunFolder, tmp_path: Path
     folder.metrics.unlink()
     assert metrics_table(folder) == []
     assert "no metrics" in summarize(folder, (4, 8), 10)
-    with pytest.raises(UsageError, match=r"there are no metrics of run$"):
+    with pytest.raises(UsageError, match=r"there are no metrics for run$"):
         transformer_jax.compare(folder.path).plot()
 
 

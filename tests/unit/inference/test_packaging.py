@@ -81,7 +81,7 @@ def test_a_package_has_one_set_of_parameters(package: Path) -> None:
     for average, step in ((1, None), (2, 8), (None, 8)):
         assert load(package, average_checkpoints=average, step=step).steps == (4, 8)
     for average, step in ((3, None), (None, 4)):
-        with pytest.raises(UsageError, match=r"is a package: its only parameters are the mean of"):
+        with pytest.raises(UsageError, match=r"is a package and contains only the mean of"):
             load(package, average_checkpoints=average, step=step)
     with pytest.raises(UsageError, match="is a package and has no separate checkpoints"):
         evaluate(load(package), "dev", {}, per_checkpoint=True)
@@ -168,7 +168,7 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     for arguments, message in (
         ([str(empty.path)], "has no checkpoint yet"),
         ([str(tmp_path / "none")], "is not a run: it has no run.json"),
-        ([path, "--step", "5"], "has no scheduled checkpoint of step 5"),
+        ([path, "--step", "5"], "has no scheduled checkpoint at step 5"),
         ([path, "--average-checkpoints", "3"], "cannot average 3 checkpoints"),
         ([path, "--dtype", "float16"], "--dtype must be float32 or bfloat16, got 'float16'"),
         ([path, "--license", "a: b\nc"], "a license is an identifier such as cc-by-4.0"),

@@ -119,7 +119,7 @@ def test_a_run_can_be_loaded_at_an_earlier_step(run: Run) -> None:
     assert largest_difference(load(run.folder.path, step=8), run) == 0
     params = read_params(run.folder, [4])
     assert largest_difference(earlier, dataclasses.replace(run, params=params)) == 0
-    with pytest.raises(UsageError, match=r"has no checkpoint of step 6; available steps: 4, 8$"):
+    with pytest.raises(UsageError, match=r"has no checkpoint at step 6; available steps: 4, 8$"):
         load(run.folder.path, step=6)
 
 

@@ -119,7 +119,7 @@ def test_scores_are_the_log_probabilities_of_the_model(run: Run, lines: list[str
 
 
 def test_a_line_that_is_too_long_is_an_error_with_its_number(run: Run, lines: list[str]) -> None:
-    with pytest.raises(DataError, match=r"line 3 has \d+ tokens, and the model reads at most 64"):
+    with pytest.raises(DataError, match=r"line 3 has \d+ tokens, but the model reads at most 64"):
         run.translate([lines[0], "", LONG_LINE])
     assert len(run.translate([lines[0], "", LONG_LINE], truncate=True, beam_size=1)) == 3
 
@@ -209,7 +209,7 @@ def test_a_line_longer_than_the_learned_table_is_an_error_unless_positions_are_c
     [short, long] = map(len, run.vocabulary.source.encode(lines))
     assert short < 20 < long
     strict = with_table(run, "error")
-    message = rf"^line 2 has {long} tokens, and the model reads at most 20 \(model.max_positions\)"
+    message = rf"^line 2 has {long} tokens, but the model reads at most 20 \(model.max_positions\)"
     with pytest.raises(DataError, match=message):
         strict(lines)
     assert len(strict(lines, truncate=True)) == len(with_table(run, "clamp")(lines)) == 2

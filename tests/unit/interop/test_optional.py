@@ -18,12 +18,14 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_missing_library_names_the_command_to_install_it(
     find: Callable[[str], object],
 ) -> None:
-    with pytest.raises(UsageError, match=r"^this needs absent: pip install '\.\[interop\]'$"):
+    with pytest.raises(
+        UsageError, match=r"^this feature needs absent: pip install '\.\[interop\]'$"
+    ):
         find("absent")
 
 
 def test_the_command_can_install_another_package() -> None:
-    with pytest.raises(UsageError, match=r"^this needs absent: pip install 'absent>=2'$"):
+    with pytest.raises(UsageError, match=r"^this feature needs absent: pip install 'absent>=2'$"):
         import_optional("absent", "'absent>=2'")
 
 

@@ -84,5 +84,5 @@ def test_a_loop_without_a_known_number_of_trips_is_rejected() -> None:
     def loop(w: Any, x: Any) -> Any:
         return jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ w + 1, x)
 
-    with pytest.raises(ValueError, match="number of trips"):
+    with pytest.raises(ValueError, match="number of iterations"):
         analyze(loop, W, X)

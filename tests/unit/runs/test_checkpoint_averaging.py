@@ -50,9 +50,9 @@ def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
         assert select_steps(checkpoints, step=2) == [2]
         assert select_steps(checkpoints, 2) == select_steps(checkpoints, 2, step=4) == [2, 4]
         assert select_steps(checkpoints, 2, step=2) == [1, 2]
-        with pytest.raises(UsageError, match=r"run has no checkpoint of step 3; .*: 1, 2, 4, 5$"):
+        with pytest.raises(UsageError, match=r"run has no checkpoint at step 3; .*: 1, 2, 4, 5$"):
             select_steps(checkpoints, step=3)
-        with pytest.raises(UsageError, match=r"no scheduled checkpoint of step 5; .*: 1, 2, 4$"):
+        with pytest.raises(UsageError, match=r"no scheduled checkpoint at step 5; .*: 1, 2, 4$"):
             select_steps(checkpoints, 2, step=5)
         with pytest.raises(UsageError, match=r"average 3 .* has 2 consecutive .* up to step 2"):
             select_steps(checkpoints, 3, step=2)

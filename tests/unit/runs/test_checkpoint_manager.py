@@ -163,7 +163,7 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
             assert checkpoints.latest_valid() == 1, f"damage {number}"
             assert first_value(checkpoints, 1) == 1.0
         [message] = capsys.readouterr().err.splitlines()
-        assert message.startswith("checkpoint 2 is damaged and now called bad-2: ")
+        assert message.startswith("checkpoint 2 is damaged and was renamed to bad-2: ")
         assert message.endswith("; 1 is used instead")
         assert {path.name for path in copy.iterdir()} == {"1", "bad-2"}
         shutil.rmtree(copy)
@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact_and_nothing_partial(
         checkpoints.save(1, with_optimizer(incompressible(1)), None, {})
         checkpoints.wait()
         (small_disk / "other").write_bytes(bytes(300_000))
-        with pytest.raises(StorageError, match=r"no room for checkpoint 2: it takes 0 MiB"):
+        with pytest.raises(StorageError, match=r"no room for checkpoint 2: it needs 0 MiB"):
             checkpoints.prepare_save(2, with_optimizer(incompressible(2)))
         # Simulate another program that fills the disk after the check for free space.
         with monkeypatch.context() as patch:

@@ -31,7 +31,7 @@ def test_one_seed_of_every_row_comes_before_the_next_seed(tmp_path: Path) -> Non
 
 def test_selected_rows_include_the_first_row() -> None:
     assert list(plan_sweep(Path("s"), ROWS, 1, only=["E"]).rows) == ["base", "E"]
-    with pytest.raises(UsageError, match="no row 'F' \\(there are base, wide, E\\)"):
+    with pytest.raises(UsageError, match="no row 'F' \\(available: base, wide, E\\)"):
         plan_sweep(Path("s"), ROWS, 1, only=["F"])
 
 
