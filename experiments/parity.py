@@ -6,10 +6,10 @@ This command exports the run to every format and loads each export in a program 
 format. All programs use the same beam size, length penalty (length^0.6), and length limits. Each
 program ends a beam search by its own rule, so translations can differ between programs. No program
 always finds the best translation. To make the scores comparable, the float32 model in CTranslate2
-scores all translations, except in the comparison with the safetensors export. That export has the
-same parameters as the run, so in this comparison, the run and the export each score their own
-translations. The command prints the table to standard output. It prints the lines whose
-translations differ to standard error, with both translations and their scores.
+scores all translations, except in the comparison with the safetensors export. The safetensors
+export has the same parameters as the run, so in that comparison, the run and the export each score
+their own translations. The command prints a table of the results to standard output. To standard
+error, it prints each line whose translations differ, with both translations and their scores.
 """
 
 import functools
@@ -40,13 +40,13 @@ BEAM_SIZES = (1, 4)
 PATIENCES = (1, 2)
 
 Compare = Callable[[int], SearchComparison]
-"""A function that compares the searches for a given beam size."""
+"""A function that compares two programs' searches for a given beam size."""
 Translate = Callable[[int], list[Translation]]
 """A function that returns a run's translations for a given beam size."""
 
 
 def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[str, Compare]]:
-    """Export the run to new folders, and yield each export's name and comparison."""
+    """Export the run to new folders, and yield each export's name and comparison function."""
     export_ctranslate2(run, folder / "float32")
     export_ctranslate2(run, folder / "int8", "int8")
     export_marian(run, folder / "marian")

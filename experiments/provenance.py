@@ -1,4 +1,4 @@
-"""Describe how the runs of a study were trained, with the notes of a sweep's report."""
+"""Describe how a study's runs were trained, using the notes from a sweep's report."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from transformer_jax.sweeps.status import read_status
 
 
 def describe_sweep(sweep: Sweep, command: str, folder: Path, analysis: str = ANALYSIS) -> str:
-    """Return a Markdown list of the corpus, budget, search, analysis, commands, and commits.
+    """Return Markdown notes about the corpus, budget, search, analysis, commands, and commits.
 
     Args:
         sweep: the study's sweep.

@@ -77,7 +77,7 @@ class Row:
 
     @property
     def step_seconds(self) -> float:
-        """The duration of a training step: the mean over seeds."""
+        """The duration of a training step, averaged over seeds."""
         return statistics.fmean(run.step_seconds for run in self.runs)
 
     @property
@@ -87,7 +87,7 @@ class Row:
         return curve._replace(x=curve.x * self.step_seconds / 60)
 
     def steps_to(self, bleu: float) -> int | None:
-        """Return the first scored step at which the mean development BLEU reaches this value."""
+        """Return the first scored step at which the mean development BLEU reaches `bleu`."""
         curve = average_runs(self.model, [run.dev_bleu for run in self.runs])
         return next((int(x) for x, y in zip(curve.x, curve.y, strict=True) if y >= bleu), None)
 
@@ -118,7 +118,10 @@ def read_rows(sweep: Sweep) -> list[Row]:
 
 
 def describe(model: ModelConfig) -> str:
-    """Return a name for tables and figures. An RNN's name includes its kind of attention."""
+    """Return the model's name for tables and figures.
+
+    An RNN's name includes its kind of attention.
+    """
     if model.architecture == "rnn":
         score = model.attention_score.replace("none", "no")
         return f"{model.rnn_cell.upper()}, {score} attention"
@@ -136,7 +139,7 @@ def read_scores(run: SweepRun) -> RunScores:
     times = metric_by_step(table, "train/time")
     if not dev_bleu:
         raise StorageError(f"{run.path} has no BLEU scores: train it with train.bleu_every")
-    # The lower quartile of two intervals would be an extrapolation.
+    # With only two intervals, the lower quartile would be an extrapolation.
     if len(times) < 4:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
     intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times))]
@@ -168,7 +171,7 @@ def to_markdown(rows: Sequence[Row], bleu: float, provenance: str) -> str:
     """Return a table of scores and times, a table of BLEU by length, and notes.
 
     Two columns show the steps and minutes needed to reach a development BLEU of `bleu`.
-    `provenance` is a Markdown list of further notes, which describe the runs.
+    `provenance` is a Markdown list of additional notes about the runs.
     """
     columns = ("model", "parameters", "dev perplexity", "test BLEU", "ms per step")
     head = [*columns, f"steps to {bleu:g} BLEU", f"minutes to {bleu:g} BLEU"]
@@ -264,7 +267,7 @@ def write_report(
     Args:
         sweep: the sweep's folder.
         out: the folder for the files. Default: SWEEP/comparison.
-        bleu: report the time to reach this BLEU score on the development set.
+        bleu: a BLEU score on the development set; the table shows the time to reach it.
     """
     runs = Sweep.open(sweep)
     rows = read_rows(runs)

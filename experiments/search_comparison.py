@@ -26,7 +26,7 @@ class SearchComparison(NamedTuple):
     """The result of comparing two searches."""
 
     lines: int
-    """The number of lines."""
+    """The total number of lines."""
     differences: list[Difference]
 
     @property

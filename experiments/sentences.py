@@ -24,7 +24,7 @@ class Sentence(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of tokens in the longer side, including EOS."""
+        """The number of tokens in the source or the target, whichever is longer, including EOS."""
         return max(self.source_tokens, self.target_tokens)
 
 

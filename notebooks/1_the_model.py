@@ -382,8 +382,7 @@ for h in (1, 8, 32):
 # the mask is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
 
 # %%
-from transformer_jax.model.encoder_decoder import source_mask
-from transformer_jax.model.transformer import causal_mask
+from transformer_jax.model.masks import causal_mask, source_mask
 
 padded = jnp.pad(tokens, ((0, 0), (0, 3)))  # <pad> is token 0
 figure, panels = plt.subplots(1, 2, figsize=(8, 3.2))

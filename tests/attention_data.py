@@ -21,7 +21,10 @@ HOSTILE = (
 def make_maps(
     *, layers: int = 2, heads: int = 3, queries: int = 5, keys: int = 6, hostile: bool = False
 ) -> dict[str, AttentionMap]:
-    """Return random maps whose rows sum to 1. Tokens are distinct unless `hostile` is true."""
+    """Return random attention maps whose rows sum to 1.
+
+    Tokens are distinct unless `hostile` is true.
+    """
     rng = np.random.default_rng(0)
 
     def draw(*lengths: int) -> np.ndarray:

@@ -29,7 +29,7 @@ def run_python(
 
 
 def run_clean_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without environment variables from the tests that affect libtpu and JAX."""
+    """Run Python without the tests' environment variables for libtpu, JAX, and pytest."""
     hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     command = [sys.executable, *arguments]

@@ -11,9 +11,9 @@ import pytest
 from forks import Forks, open_forks
 from jaxtyping import install_import_hook
 
-# Set these variables before importing the package. All tests use one cache, which is separate from
-# the user's. The workers in a test session share it, so text is prepared and programs are compiled
-# only once.
+# Set these environment variables before importing the package. All tests use one cache, which is
+# separate from the user's cache. The workers in a test session share the test cache, so text is
+# prepared and programs are compiled only once.
 DEFAULT_CACHE = Path(tempfile.gettempdir()) / f"transformer_jax-tests-{os.getuid()}"
 CACHE = Path(os.environ.get("TRANSFORMER_JAX_TEST_CACHE", DEFAULT_CACHE))
 os.environ["TRANSFORMER_JAX_CACHE"] = str(CACHE)
@@ -24,9 +24,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Lowering is faster if programs do not record the Python frames of each operation.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. For
-# the same reason, use the emitters that compile fastest. Newer versions of XLA reject the flag that
-# selects these emitters. Each worker gets one thread, because the workers together use all cores.
+# Most programs run only once in a test, so LLVM's optimizations cost more time than they save. To
+# save more time, use the XLA code emitters that compile fastest. Newer versions of XLA reject the
+# flag that selects these emitters. Each test worker gets one thread, because the workers together
+# use all cores.
 EMITTERS = "--xla_cpu_use_fusion_emitters=false " if version("jaxlib").startswith("0.10.") else ""
 os.environ.setdefault(
     "XLA_FLAGS",
@@ -58,7 +59,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest tests first, so that they overlap with the others."""
+    """Run the slowest tests first, so that they overlap with other tests."""
     items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
 
 

@@ -30,7 +30,7 @@ class Forks:
         return self._request({"arguments": arguments, "log": str(log), **options})
 
     def wait(self, pid: int) -> int:
-        """Wait for a process; return its exit code, or minus the signal number if it was killed."""
+        """Wait for a process; return its exit code, or -N if signal N killed it."""
         return self._request(pid)
 
     def _request(self, request: Any) -> int:

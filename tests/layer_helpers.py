@@ -1,4 +1,4 @@
-"""Masks, PyTorch layers, and functions that rename PyTorch parameters to this package's names."""
+"""Masks, PyTorch layers, and functions that give PyTorch parameters this package's names."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
 
 
 def is_source_token() -> Array:
-    """Return the source mask for two sentences. The second is two tokens shorter than the first."""
+    """Return the source mask for two sentences. The second sentence is two tokens shorter."""
     return jnp.arange(SOURCES)[None, None, None] < jnp.asarray([6, 4])[:, None, None, None]
 
 
@@ -27,7 +27,7 @@ def norm_params(norm: Any) -> dict[str, Array]:
 
 
 def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a `torch.nn.MultiheadAttention` under this package's names."""
+    """Return the parameters of a `torch.nn.MultiheadAttention` with this package's names."""
     heads = config.num_heads
     params: dict[str, dict[str, Array]] = {}
     matrices = np.split(as_array(attention.in_proj_weight), 3)

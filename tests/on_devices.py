@@ -55,7 +55,7 @@ def use_double_precision(config: Config) -> Config:
 def train(
     name: str, devices: int, config: Config, steps: int, dtype: str
 ) -> tuple[TrainState, list[list[float]]]:
-    """Train, and return the final state and each step's loss sums and gradient norm."""
+    """Train a model; return the final state and each step's loss sums and gradient norm."""
     model = build_model(config.model, VOCAB)
     sharding = SHARDINGS[name](jax.devices()[:devices])
     state = init_state(model, config.train)
@@ -90,7 +90,7 @@ def divide_state() -> dict[int, float]:
 
 
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
-    """Print the largest differences for each dropout rate, sharding, and number of devices.
+    """Print the largest differences from one device, by dropout rate, sharding, and device count.
 
     This program also prints the largest share of the state that any device holds.
     """

@@ -1,8 +1,8 @@
-"""Use transformers and SentencePiece to create folders in the format of public opus-mt models.
+"""Create folders in the format of public opus-mt models.
 
-A folder contains two SentencePiece models and one vocab.json. The special tokens do not have this
-package's IDs, some pieces are not in vocab.json, and the encoder and the decoder have different
-depths.
+The transformers library and SentencePiece create the models. A folder contains two SentencePiece
+models and one vocab.json. The special tokens do not have this package's IDs, some pieces are not in
+vocab.json, and the encoder and the decoder have different depths.
 """
 
 import importlib

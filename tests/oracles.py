@@ -1,6 +1,6 @@
 """The paper's equations as NumPy loops in float64, and helpers for testing modules.
 
-This module imports only the config from the package. Parameters are nested dictionaries, as in
+From the package, this module imports only the config. Parameters are nested dictionaries, as in
 Flax.
 """
 
@@ -26,7 +26,7 @@ Params = Mapping[str, Any]
 SMALL = ModelConfig(
     num_layers=2, d_model=16, d_ff=32, num_heads=2, d_k=8, d_v=8, dropout=0.5, max_length=32
 )
-"""A small model whose dropout rate is high enough for its effect to be measured."""
+"""A small model with a dropout rate high enough to have a measurable effect."""
 
 
 def examples(count: int) -> settings:
@@ -242,7 +242,7 @@ class BeamSlots:
         return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return each slot's ancestors at all steps so far, padded with zeros, [B, J, L]."""
+        """Return the slots that each slot's hypothesis has had so far, zero-padded, [B, J, L]."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))
 

@@ -31,12 +31,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the count-th call whose arguments contain the given text."""
+    """Kill this process before the `count`-th call of `owner.name` that contains `argument`."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the count-th call whose arguments contain the given text."""
+    """Kill this process after the `count`-th call of `owner.name` that contains `argument`."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 
@@ -89,7 +89,7 @@ def run(
         folder: the working directory of the command.
         programs: the folder of the compilation cache; defaults to the test cache.
         num_devices: the number of simulated devices.
-        die: the moment, one of `MOMENTS`, at which the process kills itself.
+        die: the moment at which the process kills itself; one of `MOMENTS`.
     """
     for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)
@@ -103,7 +103,7 @@ def run(
 
 
 def serve() -> None:
-    """Answer requests until standard input is closed."""
+    """Handle requests until standard input is closed."""
     for line in sys.stdin:
         request = json.loads(line)
         if isinstance(request, int):

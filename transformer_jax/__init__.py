@@ -1,14 +1,15 @@
 """A faithful JAX and Flax implementation of the Transformer from "Attention Is All You Need".
 
-Translate with a run's model, on any device:
+Translate with the model from a run, on any device:
 
     >>> import transformer_jax
     >>> run = transformer_jax.load("runs/tiny")
     >>> run.translate(["forty-two"], beam_size=4)
     ['zweiundvierzig']
 
-Describe an experiment. The defaults are the paper's base model, so an ablation specifies only the
-fields that it changes. For example, this is row A of Table 3 with one attention head:
+Describe an experiment. The default values are those of the paper's base model, so an ablation
+specifies only the fields that it changes. For example, this config matches row A of Table 3 with
+one attention head:
 
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
@@ -18,7 +19,7 @@ Build the Flax module for a config, with a shared vocabulary of 37,000 tokens:
     >>> from transformer_jax import build_transformer
     >>> model = build_transformer(config.model, vocab_size=37_000)
 
-Compare runs by their metrics, without loading their parameters:
+Compare the metrics of several runs, without loading their parameters:
 
     >>> from transformer_jax import compare
     >>> compare(["runs/sinusoidal", "runs/learned"]).plot("dev/perplexity").save("curves.svg")
@@ -27,8 +28,8 @@ Compare runs by their metrics, without loading their parameters:
 The `transformer-jax` command trains, evaluates, and compares runs.
 
 The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names that `transformer_jax` exports form a stable API. The package
-imports JAX lazily, on the first use of a name that needs it.
+`inference` (6.1). Only the names that `transformer_jax` exports are part of the stable API. The
+package imports JAX lazily, when a name that requires JAX is first used.
 """
 
 import importlib

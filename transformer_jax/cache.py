@@ -8,11 +8,11 @@ from transformer_jax.errors import StorageError, storage_errors
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache, creating it if necessary.
+    """Return the path of the folder `name` in the user's cache; create the folder if necessary.
 
-    The cache is `$TRANSFORMER_JAX_CACHE` if it is set. Otherwise, it is the `transformer_jax`
-    folder in `$XDG_CACHE_HOME` or `~/.cache`. If that folder is not writable, the cache is in the
-    system's temporary directory.
+    If the environment variable `TRANSFORMER_JAX_CACHE` is set, it contains the path of the cache.
+    Otherwise, the cache is the `transformer_jax` folder in `$XDG_CACHE_HOME` or `~/.cache`. If the
+    `transformer_jax` folder is not writable, the cache is in the system's temporary directory.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -23,7 +23,7 @@ def cache_folder(name: str) -> Path:
     folder = Path(home) / "transformer_jax" / name
     try:
         # If there is no home directory, expanduser returns "~" unchanged. Do not create a folder
-        # with that name.
+        # named "~".
         if folder.is_absolute() and os.access(_make_directory(folder), os.W_OK):
             return folder
     except StorageError:

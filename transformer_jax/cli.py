@@ -1,4 +1,4 @@
-"""Run `transformer-jax COMMAND ...`, and report any error as one line with an exit code."""
+"""Run `transformer-jax COMMAND ...`, and report errors as one-line messages with exit codes."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ HELP = {"-h", "--help"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Print any error as one line."""
+    """Run a command and return its exit code. Print any error as a one-line message."""
     return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -94,7 +94,7 @@ def _join_lines(cls: type) -> None:
 
 
 def _hide_none(cls: type) -> None:
-    """Omit defaults of None and () from the help, because the help texts describe their effect."""
+    """Hide the defaults None and () in the help, because the help texts describe their effect."""
     types = annotations(cls)
     for field in dataclasses.fields(cls):
         if field.default in (None, ()):
@@ -104,7 +104,7 @@ def _hide_none(cls: type) -> None:
 
 
 def _metavar(option_type: TypeForm) -> str | None:
-    """Return a placeholder for the type in a union with None, or None to keep tyro's default."""
+    """Return the placeholder for an option of type `X | None`, or None to keep tyro's default."""
     match [alternative for alternative in get_args(option_type) if alternative is not NoneType]:
         case [type() as alternative]:
             return alternative.__name__.upper()
@@ -134,7 +134,7 @@ def _run_config_command(
 
 
 def _create(cls: type[T], words: Sequence[str], default: T | None = None) -> T:
-    """Create a command or config from words that `split_words` has already checked."""
+    """Create a command or config from arguments that `split_words` has already checked."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return tyro.cli(

@@ -104,7 +104,7 @@ def _is_from_ctrl_c(error: BaseException | None) -> bool:
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return the one-line message and exit code (sysexits.h) for an error, or None for a bug."""
+    """Return an error's one-line message and exit code (sysexits.h), or None if it is a bug."""
     line = f"transformer-jax: {error}"
     match error:
         case RunInterrupted():
@@ -116,7 +116,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
         case OSError():
-            # No caller converted this error to a more specific one.
+            # This error was not converted to a more specific error.
             return line, StorageError.exit_code
     return None
 
@@ -128,18 +128,19 @@ def _prepare_streams() -> None:
     # libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Escape characters that the encoding lacks, as Python's own stderr does.
+            # Escape characters that the encoding cannot represent, as Python's own stderr does.
             errors = "backslashreplace"
             stream = Path(os.devnull).open(mode, errors=errors)  # noqa: SIM115 - never closed
             setattr(sys, name, stream)
-    # Escape characters that the locale's encoding lacks. By default, only stderr escapes them.
+    # Escape characters that the locale's encoding cannot represent. By default, only stderr escapes
+    # such characters.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def _without_interrupted_imports() -> Iterator[None]:
-    """Let Ctrl-C during an import end the process, with the same exit code as `KeyboardInterrupt`.
+    """During an import, let Ctrl-C end the process with the exit code of a `KeyboardInterrupt`.
 
     A `KeyboardInterrupt` during the import of jaxlib would make jaxlib crash or print a traceback.
     """
@@ -167,7 +168,7 @@ def _without_interrupted_imports() -> Iterator[None]:
 
 
 def run_and_report(run: Callable[[], object]) -> int:
-    """Run a function and return an exit code. Print any error as one line."""
+    """Run a function and return an exit code. Print any error as a one-line message."""
     _prepare_streams()
     try:
         with _without_interrupted_imports():
@@ -196,8 +197,8 @@ def run_and_report(run: Callable[[], object]) -> int:
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a progress callback that takes a task's name, its completed steps, and its total steps.
 
-    In a terminal, the callback updates a progress bar for each task. Otherwise, it prints each
-    task's name once.
+    In a terminal, the callback updates a progress bar for each task. Otherwise, the callback prints
+    each task's name once.
     """
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

@@ -1,7 +1,8 @@
 """Errors that end a command with a one-line message and an exit code.
 
-Each message states what is wrong, where it is, and what to do about it. The exit codes come from
-BSD's sysexits.h (`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell conventions.
+Each message states what the problem is, where it occurred, and how to fix it. The exit codes come
+from BSD's sysexits.h (`os.EX_*`), except for 1 (failure) and 2 (usage), which follow shell
+conventions.
 """
 
 import contextlib
@@ -50,8 +51,8 @@ class ConfigError(UsageError):
     """A config is invalid.
 
     If the value of a field is invalid, `field` is the field's name, such as "train.steps", `rule`
-    completes the sentence "The field must be ...", and `value` is the invalid value. Otherwise, the
-    three attributes are None.
+    completes the sentence "The field must be ...", and `value` is the invalid value. Otherwise,
+    `field`, `rule`, and `value` are None.
     """
 
     field: str | None = None
@@ -60,7 +61,7 @@ class ConfigError(UsageError):
 
     @classmethod
     def from_field(cls, field: str, rule: str, value: object, advice: str = "") -> Self:
-        """Return an error for an invalid value. The message ends with `advice`."""
+        """Return an error for an invalid field value. The message ends with `advice`."""
         error = cls(f"{field} must be {rule}, got {value!r}{advice}")
         error.field, error.rule, error.value = field, rule, value
         return error
@@ -75,7 +76,7 @@ class NotReproducedError(TransformerJaxError):
 
 
 class VerificationFailedError(TransformerJaxError):
-    """An exported model's translations differ from the run's."""
+    """The translations of an exported model differ from those of the run's model."""
 
 
 class DataError(TransformerJaxError):
@@ -122,10 +123,10 @@ def storage_errors(problem: str) -> Iterator[None]:
 
 
 class RunInterrupted(BaseException):
-    """A run was asked to stop and can be resumed.
+    """A run was interrupted and can be resumed.
 
-    A signal handler can raise this error anywhere in the program. It is not an `Exception`, because
-    some libraries catch every `Exception`.
+    A signal handler can raise this error anywhere in the program. The class does not inherit from
+    `Exception`, because some libraries catch every `Exception`.
     """
 
     exit_code = os.EX_TEMPFAIL
@@ -169,7 +170,7 @@ def memory_errors(*parts: str | Setting) -> Iterator[None]:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether an error in a multi-process run means that another process is gone."""
+    """Return whether an error in a multi-process run means that another process has ended."""
     # Orbax errors are converted to storage errors, so inspect the original error.
     while isinstance(error, StorageError) and error.__cause__ is not None:
         error = error.__cause__

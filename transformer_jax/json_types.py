@@ -1,4 +1,4 @@
-"""The type of JSON objects, and a function that reads JSON files that may be invalid."""
+"""The type of JSON objects, and a function that reads possibly invalid JSON files."""
 
 import contextlib
 import json
@@ -9,9 +9,10 @@ JsonObject: TypeAlias = dict[str, Any]
 """A JSON object that this package reads or writes, such as a config or an evaluation."""
 
 INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
-"""The errors that parsing JSON and converting its values can raise, except for KeyError."""
+"""The exceptions that parsing JSON and converting its values can raise, except for KeyError."""
 
-# The size limit in bytes. A larger file may be malicious, so it is ignored without being read.
+# The maximum size of a JSON file in bytes. A larger file may be malicious, so `read_json_object`
+# does not read it.
 MAX_JSON_BYTES = 16 << 20
 
 

@@ -97,7 +97,7 @@ class Decode(MeasureCommand):
     """Comma-separated list of workers: ours, ctranslate2, hf. With --serve, the choices
     are ours, ctranslate2, and ctranslate2-int8."""
     serve: Path | None = None
-    """A run's folder. The run determines the model's sizes."""
+    """A run's folder. The run's config determines the model's dimensions."""
     beam: tuple[int, ...] = (1, 4)
     """Beam sizes; 1 means greedy search."""
     rounds: int = 5
@@ -124,7 +124,7 @@ class Decode(MeasureCommand):
 
 @dataclass(frozen=True)
 class Input(MeasureCommand):
-    """Compare the training speed of the input pipeline with that of preloaded full batches."""
+    """Compare the speed of training with the input pipeline and with preloaded full batches."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
     """A config file. Default: multi30k if $TRANSFORMER_JAX_DATA is set, otherwise tiny."""
@@ -144,8 +144,8 @@ class Scaling(MeasureCommand):
     sizes: SizesName = "base"
     changes: Changes = ("layers=2", "vocab=8000")
     lengths: tuple[int, ...] = benchmarks.LENGTHS
-    """Sentence lengths to compare, in tokens. Sources and targets have the same length. The
-    first length is the reference."""
+    """Sentence lengths to compare, in tokens. Sources and targets have the same length. All other
+    lengths are compared with the first one."""
     tokens: int = 2048
     """Target tokens per step."""
     rounds: int = 5
@@ -163,7 +163,7 @@ class Scaling(MeasureCommand):
 
 @dataclass(frozen=True)
 class Gpu(MeasureCommand):
-    """Measure training and decoding on a GPU within minutes, without network access."""
+    """Measure training and decoding speed on a GPU within minutes, without network access."""
 
     data: str | None = None
     """The config that specifies which text to use. Default: number words."""
@@ -171,11 +171,11 @@ class Gpu(MeasureCommand):
     """Time limit for the whole command."""
     toy: bool = False
     """Try the command with toy models, on any device."""
-    # Each batch is one step of a round.
+    # A training round has one step per batch, so the number of steps is not an option.
     steps: Suppress[Fixed[int]] = 1
 
     def run(self) -> None:
-        """Measure, print, and save everything that fits into the time limit."""
+        """Run the benchmarks that fit into the time limit, and print and save their results."""
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
         config = (
@@ -193,9 +193,9 @@ class Compare:
     """Compare two result files."""
 
     before: Positional[Path]
-    """A JSON file from one of these commands."""
+    """A JSON file that one of the benchmark commands wrote."""
     after: Positional[Path]
-    """A later JSON file from the same command."""
+    """A later JSON file that the same command wrote."""
 
     def run(self) -> None:
         """Print how the second file's results differ from the first file's."""

@@ -1,4 +1,4 @@
-"""Training and decoding functions for benchmarks, which run the same code that users run.
+"""Functions that benchmark training and decoding with the same code that users run.
 
 External benchmarks call `train_step` and `decode`. The project's own benchmark calls functions in
 the module `tasks`.
@@ -62,7 +62,7 @@ class Trainer:
         *,
         paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Initialize the parameters at random, as a run does."""
+        """Initialize the parameters at random, as in a run."""
         self.model = build_transformer(config.model, vocab_size, source_vocab_size)
         self.sharding = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
@@ -98,7 +98,7 @@ def train_step(
     """Return a function that runs one step and returns its loss; also return the parameter count.
 
     Args:
-        sizes: the sizes that `make_config` takes, and the vocabulary size (vocab).
+        sizes: the sizes for `make_config`, plus the vocabulary size (vocab).
         batch: int32 arrays "src" and "tgt_out", without padding.
     """
     trainer = Trainer(make_config(sizes), sizes["vocab"])
@@ -112,10 +112,10 @@ def decode(
     """Return a function that translates the source and returns the mean translation length.
 
     Args:
-        sizes: the sizes that `make_config` takes, and the vocabulary size (vocab).
+        sizes: the sizes for `make_config`, plus the vocabulary size (vocab).
         source: int32[sentences, length], without padding.
         beam_size: the beam size; 1 means greedy search.
-        steps: tokens per translation, including the end-of-sentence token.
+        steps: the number of tokens per translation, including the end-of-sentence token.
     """
     config = make_config(sizes).change(
         decode={"beam_size": beam_size, "max_extra_length": steps - source.shape[1]}
@@ -136,7 +136,7 @@ def decode(
 
 
 def suppress_eos(params: Params, layers: int) -> Params:
-    """Return a copy of the parameters, changed so that no translation ends early.
+    """Return a copy of the parameters, modified so that no translation ends early.
 
     If all scales of a layer normalization are 1, the elements of its output add up to the sum of
     its biases. With biases of 1 and an end-token embedding whose elements are all -100, the logit

@@ -1,4 +1,4 @@
-"""The benchmarks: training, decoding, the input pipeline, and the cost of longer sentences."""
+"""Benchmarks of training, decoding, the input pipeline, and the cost of longer sentences."""
 
 import dataclasses
 import tempfile
@@ -24,19 +24,19 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.training.flops import step_flops
 
-# For each worker, the function that returns its workload.
+# The function that returns each worker's workload.
 TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "peers.train"}
 DECODERS = {"ours": "tasks.translate", "ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
-# Sentence lengths to compare. At every length, a step has the same number of tokens.
+# Sentence lengths to compare. Steps have the same number of tokens at every length.
 LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Yield settings with an empty compilation cache, and the temporary folder that contains it."""
+    """Yield settings for an empty compilation cache, and the temporary folder that contains it."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
-            # Use the same settings as `transformer_jax.cache`, but with an empty folder.
+            # Use the same cache settings as `transformer_jax.cache`, but with an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
@@ -47,7 +47,7 @@ def select_names(only: str | None, known: Collection[str], usual: Iterable[str])
     """Parse a comma-separated list of workers.
 
     Raises:
-        UsageError: a name is unknown.
+        UsageError: a worker's name is unknown.
     """
     names = list(usual) if only is None else [name for name in only.split(",") if name]
     for name in names:
@@ -80,7 +80,7 @@ def train(
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.
-        batches: real batches; each round uses `settings.steps` of them.
+        batches: batches of real text; each round uses `settings.steps` of them.
         again: whether to start this project's worker a second time at the end, to measure how much
             time the compilation cache saves.
         work: a description of the batches.
@@ -129,7 +129,7 @@ def decode(
     usual: Sequence[str] = tuple(DECODERS),
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding speeds with random parameters. No translation ends early.
+    """Compare decoding speeds with random parameters for which no translation ends early.
 
     Args:
         name: the name of the benchmark.
@@ -176,9 +176,10 @@ def decode(
 def pipeline(config: Config, settings: Settings) -> Benchmark:
     """Compare training on a config's text with training on preloaded full batches.
 
-    Both workers run the same compiled steps on the same shapes in the same order. The ratio shows
-    the combined cost of padding, gathering batches, and accumulating metrics. To exclude padding,
-    divide the ratio by the density.
+    Both workers run the same compiled training steps on the same shapes in the same order. The
+    speed ratio shows the combined cost of padding, gathering batches, and accumulating metrics. To
+    exclude the cost of padding, divide the speed ratio by the fraction of positions that are tokens
+    (the density).
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps

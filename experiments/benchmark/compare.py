@@ -1,4 +1,4 @@
-"""Compare two results and show which changes are larger than the variation between rounds."""
+"""Compare two benchmark results, and show which changes exceed the variation between rounds."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middl
 
 
 def all_ratios(before: Sequence[float], after: Sequence[float]) -> Quartiles:
-    """Return the median and quartiles of after / before over all pairs of values.
+    """Return the median and quartiles of the ratio after / before over all pairs of values.
 
     The rounds of the two results are not paired, so all combinations have equal weight.
     """
@@ -30,9 +30,9 @@ def describe_change(ratio: Quartiles) -> str:
 def compare(before: Results, after: Results) -> str:
     """Return a table of the workers that both results contain, and notes about other workers.
 
-    If both results have the same reference, the table compares speeds relative to this reference,
-    because other load on the machine affects these ratios less than absolute speeds. Otherwise, the
-    table compares absolute speeds.
+    If both results have the same reference worker, the table compares speeds relative to this
+    worker, because other load on the machine affects relative speeds less than absolute speeds.
+    Otherwise, the table compares absolute speeds.
 
     Raises:
         UsageError: the results have no comparable worker in common.

@@ -1,8 +1,8 @@
 """Run all GPU benchmarks in one command, within a few minutes.
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
-lack of time. The workers of a benchmark compile at the same time, so their first calls take longer
-than usual.
+lack of time. The workers of a benchmark compile their programs at the same time, so their first
+calls take longer than usual.
 """
 
 import time
@@ -77,7 +77,7 @@ def number_words_config(*, is_toy: bool) -> Config:
 def gpu(
     config: Config, amount: Amount, settings: Settings, *, seconds: float
 ) -> tuple[list[Benchmark], list[str]]:
-    """Measure training and decoding, and return the results and the skipped benchmarks.
+    """Measure the speed of training and decoding; return the results and the skipped benchmarks.
 
     Args:
         config: the config that specifies the text.

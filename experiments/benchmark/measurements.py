@@ -24,7 +24,7 @@ class Measurement:
 
     @property
     def speeds(self) -> list[float]:
-        """The number of units per second in each round."""
+        """The speed in each round, in units of work per second."""
         return [sample.units / sample.seconds for sample in self.samples]
 
     @property
@@ -47,20 +47,20 @@ class Benchmark:
     """A description of the workload."""
     measurements: dict[str, Measurement]
     reference: str | None = None
-    """The worker that the others are compared with; None if only one worker ran."""
+    """The worker with which the others are compared, or None if there is no such worker."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Workers without results, each with the reason."""
+    """The workers that have no results, and why."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
-        """Return the speed relative to the reference, one value per round."""
+        """Return a worker's speed relative to the reference worker, one value per round."""
         if self.reference is None:
             return []
         others = self.measurements[self.reference].speeds
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return speed ratios based on CPU time, which excludes waiting, one value per round."""
+        """Return one speed ratio per round, based on CPU time, which excludes waiting."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))

@@ -18,9 +18,9 @@ import numpy as np
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
 Tensor = Any
-"""A PyTorch tensor. The environment that checks types does not contain PyTorch."""
+"""A PyTorch tensor. The environment for type checking does not contain PyTorch."""
 
-# These values match `transformer_jax.special_tokens`, which some environments cannot import.
+# These token IDs match `transformer_jax.special_tokens`, which some environments cannot import.
 PAD, BOS, EOS = 0, 1, 2
 DROPOUT = 0.1
 SMOOTHING = 0.1
@@ -52,7 +52,7 @@ def memory(torch: ModuleType, device: str) -> Callable[[], int]:
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """Return the sinusoids of section 3.5, float32[length, width]."""
+    """Return the sinusoidal position encodings (section 3.5), float32[length, width]."""
     angle = np.arange(length)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
     return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(length, width).astype(np.float32)
 
@@ -60,7 +60,7 @@ def positions(length: int, width: int) -> np.ndarray:
 def transformer(torch: ModuleType, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
     """Return PyTorch's encoder and decoder, and a function that returns logits.
 
-    Source, target, and output share one embedding table. Source padding is masked.
+    The source, target, and output embeddings share one table. Source padding is masked.
     """
     width = sizes["d_model"]
     table = torch.nn.Embedding(sizes["vocab"], width)
@@ -161,7 +161,7 @@ def train(task: Mapping[str, Any]) -> Workload:
 
 
 def marian(sizes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the `transformers` module and a randomly initialized Marian model of these sizes."""
+    """Return the `transformers` module and a randomly initialized Marian model with these sizes."""
     library: Any = importlib.import_module("transformers")
     # CTranslate2's converter requires the padding token to be both the last token of the vocabulary
     # and the first token of each translation.
@@ -230,7 +230,7 @@ def generate(task: Mapping[str, Any]) -> Workload:
                     max_new_tokens=length,
                     early_stopping=False,
                 )
-            # Copy all tokens to the host. The copy also waits for the GPU.
+            # Copy all tokens to the host. This copy also waits until the GPU has finished.
             rows = generated.cpu().numpy()
             done += len(rows)
             # Exclude the start token.

@@ -31,7 +31,7 @@ MAX_FILE = 64 << 20
 
 @dataclass(frozen=True)
 class Results:
-    """All results of one command."""
+    """All results of one benchmark command."""
 
     command: str
     benchmarks: list[Benchmark]
@@ -47,7 +47,7 @@ class Results:
     def collect(
         cls, command: str, benchmarks: list[Benchmark], left_out: Sequence[str] = ()
     ) -> "Results":
-        """Return results that record the current machine, versions, commit, and time."""
+        """Return results that record the current machine, package versions, commit, and time."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(
             command,
@@ -125,7 +125,7 @@ def describe_machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # On systems other than Linux, report the remaining details.
+        # Systems other than Linux may lack these files, so report only the remaining details.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -169,7 +169,7 @@ def format_quartiles(values: Quartiles) -> str:
 
 
 def to_markdown(results: Results) -> str:
-    """Return a Markdown report: tables and notes."""
+    """Return a Markdown report with tables and notes."""
     sections = [f"# {results.command}"]
     for part in results.benchmarks:
         table = tables.to_markdown([COLUMNS, *table_rows(part)], align=True)

@@ -1,7 +1,7 @@
 """Run workers in interleaved rounds: A B C, C B A, A B C, ...
 
-With this order, other load on the machine affects all workers equally. Results are ratios of two
-samples from the same round.
+Because of this order, other load on the machine affects all workers equally. Results are ratios of
+two samples from the same round.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Settings:
     def describe_worker(self, name: str, maker: str, task: Mapping[str, Any]) -> WorkerSpec:
         """Return a worker's spec. `maker` is the name of a function that returns a `Workload`.
 
-        The functions for other libraries are in `peers`, and this project's are in `tasks`.
+        The functions for other libraries are in `peers`, and those for this project are in `tasks`.
         """
         task = {"maker": maker, **task}
         if maker.startswith("peers."):
@@ -88,10 +88,10 @@ class WorkerProcess:
     """The parent process's handle to a worker process."""
 
     startup: Startup
-    """The worker's first answer, which `wait_until_ready` receives."""
+    """The message that the worker sends when it is ready."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Start the process. It prepares its workload in the background."""
+        """Start the process, which prepares its workload in the background."""
         self.name = spec.name
         self.samples: list[Sample] = []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
@@ -124,7 +124,7 @@ class WorkerProcess:
 
     def _send(self, line: str) -> None:
         if self._process.stdin is not None:
-            # Ignore a broken pipe: the last answer or the exit code shows why the process ended.
+            # Ignore a broken pipe: the last message or the exit code shows why the process ended.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
@@ -192,7 +192,7 @@ class Rounds(NamedTuple):
     workers: dict[str, WorkerProcess]
     """Workers that have a sample from every round, in the order in which they started."""
     skipped: dict[str, str]
-    """For each worker that was skipped, the reason."""
+    """The reasons why workers were skipped, keyed by worker name."""
 
 
 def run_rounds(specs: Sequence[WorkerSpec], settings: Settings) -> Rounds:

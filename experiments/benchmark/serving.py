@@ -42,8 +42,8 @@ def serve(
         only: a comma-separated list of workers.
 
     Raises:
-        UsageError: the run's development set is not available or comes from TensorFlow Datasets,
-            CTranslate2 cannot represent the model, or a worker is unknown.
+        UsageError: the run's development set is not available, its text comes from TensorFlow
+            Datasets, CTranslate2 cannot represent its model, or a worker's name is unknown.
     """
     names = select_names(only, SERVERS, SERVERS)
     run = load(run_folder)

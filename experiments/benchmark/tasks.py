@@ -1,7 +1,7 @@
-"""The tasks of this project's workers: training, translation, serving, and the input pipeline.
+"""Tasks for this project's workers: training, translation, serving, and the input pipeline.
 
-A worker passes its task, which is JSON data, to one of these functions. The function returns the
-`Workload` that the task describes.
+A worker passes its task (JSON data) to one of the functions in this module. The function returns
+the `Workload` that the task describes.
 """
 
 import itertools
@@ -179,7 +179,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
 
     def stream() -> Iterator[Batch]:
-        # The first call compiles every shape.
+        # The first call compiles the training step for every batch shape.
         yield from kept.values()
         if task["is_preloaded"]:
             yield from (kept[shape] for shape in shape_of)

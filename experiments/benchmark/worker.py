@@ -25,22 +25,23 @@ class RunResult:
     """The result of running some steps."""
 
     units: float
-    """The number of target tokens or sentences."""
+    """The number of target tokens or sentences that were processed."""
     value: float
     """A value for sanity checks: the loss or the mean translation length."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Work that is ready to run."""
+    """Benchmark work that is ready to run."""
 
     run: Callable[[int], RunResult]
-    """A function that runs the given number of steps and waits for them."""
+    """A function that runs the given number of steps and waits until they finish."""
     cycle: int = 1
     """The number of steps after which every batch shape has occurred. The first call runs this many
     steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Details to report along with the times. The worker reads them after the first call."""
+    """Details to report along with the times. The worker reads these details after the first
+    call."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
     """A function that returns the peak memory so far."""
 
@@ -80,7 +81,7 @@ def resident_bytes() -> int:
 
 
 def take_sample(workload: Workload, steps: int) -> Sample:
-    """Run some steps, and measure their time and memory."""
+    """Run some steps, and measure how much time and memory they use."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -88,7 +89,7 @@ def take_sample(workload: Workload, steps: int) -> Sample:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Prepare the workload that the first request describes, then answer the other requests."""
+    """Prepare the workload that the first request describes, then handle the other requests."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
@@ -110,8 +111,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
-    """Answer the requests of the parent process."""
-    # Standard output carries the answers, so redirect the output of libraries to standard error.
+    """Handle requests from the parent process."""
+    # Replies go to standard output, so redirect the output of libraries to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(sys.stdin, answers)

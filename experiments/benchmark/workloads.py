@@ -63,7 +63,7 @@ SIZES = {
 
 
 def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
-    """Return the sizes with this name, after applying `Sizes.with_changes`.
+    """Return the sizes with this name, after applying the given changes.
 
     Raises:
         UsageError: the name is unknown.
@@ -76,7 +76,7 @@ def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
 
 
 def random_tokens(rng: np.random.Generator, vocab: int, *shape: int) -> np.ndarray:
-    """Return random tokens that are not special tokens."""
+    """Return random tokens, excluding special tokens."""
     return rng.integers(UNKNOWN + 1, vocab, shape, dtype=np.int32)
 
 
@@ -104,8 +104,8 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
     Args:
         config: the config that specifies the text.
-        tokens: the minimum mean number of target tokens per batch. The batches of a small text can
-            have fewer.
+        tokens: the minimum average number of target tokens per batch. Batches from a small text can
+            have fewer target tokens.
         shapes: the maximum number of shapes. Each shape requires one compilation.
         count: the maximum number of batches.
     """

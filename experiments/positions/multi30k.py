@@ -4,10 +4,10 @@
     python -m experiments.positions sweeps/multi30k
 
 A run takes about seven minutes on one CPU core, including scoring. configs/multi30k.py describes
-where the files are. With L = 14, 6,227 of the 29,000 pairs are short enough to train on. Among the
-2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L tokens, and none
-have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py, so captions
-contain more tokens, and each token is more frequent.
+where the Multi30k files must be. With L = 14, 6,227 of the 29,000 pairs are short enough to train
+on. Among the 2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L
+tokens, and none have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py,
+so captions contain more tokens, and each token is more frequent.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -22,10 +22,10 @@ BASE = TINY.change(
 
 
 def list_schemes(base: Config) -> dict[str, Row]:
-    """Return a row for each position scheme, given a config whose model.max_length is 4 L.
+    """Return a sweep row for each position scheme, given a config whose model.max_length is 4 L.
 
-    L is the config's data.max_length. Training never updates the positions beyond L in a learned
-    table.
+    L is the config's data.max_length. In a learned position table, training never updates the
+    vectors for positions beyond L.
     """
     learned = {"positions": "learned"}
     clamped = {"max_positions": base.data.max_length, "out_of_range_positions": "clamp"}
@@ -35,8 +35,8 @@ def list_schemes(base: Config) -> dict[str, Row]:
         "learned": learned,
         "concatenated": {"positions": "concatenated_sinusoidal"},
         **{name: {"positions": name} for name in ("alibi", "rotary", "relative", "none")},
-        # Sinusoids have a larger norm than the vectors in an untrained table. These rows control
-        # for this difference in norm.
+        # Sinusoids have a larger norm than the vectors in an untrained position table. These rows
+        # control for this difference in norm.
         "scaled": {**learned, "learned_positions_init": "sinusoidal_scale"},
         "from_sinusoids": {**learned, "learned_positions_init": "sinusoids"},
     }

@@ -35,13 +35,13 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def draw_figure(study: Study) -> Figure:
-    """Plot perplexity and the other score by length, with one curve per scheme.
+    """Plot perplexity and either BLEU or exact matches by length, with one curve per scheme.
 
     Each point is the mean over seeds, and its error bar shows one standard deviation. For
-    perplexity, both are computed from logarithms. Each point is near the middle of its bucket.
-    The number of sentences in each bucket appears at the top. A bucket's gray band contains all
-    means that do not differ significantly from the first scheme's mean. The dashed vertical line
-    marks L.
+    perplexity, the mean and the standard deviation are computed from logarithms. Each point is near
+    the middle of its bucket. The number of sentences in each bucket appears at the top. A bucket's
+    gray band contains all means that do not differ significantly from the first scheme's mean. The
+    dashed vertical line marks L.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -119,11 +119,11 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
     By Dunnett's method, a mean outside this range differs significantly from the first scheme's
-    mean, unless the scheme varies much more between seeds than the others do or lacks some seeds.
-    In each bucket, the probability of one or more false claims is 5%. If runs are missing, some
-    schemes have wider intervals than others, and the range is as wide as the widest one. The range
-    is None if there are fewer than two seeds, if scores do not vary, or if the first scheme varies
-    much more between seeds than the other schemes do.
+    mean, unless the scheme lacks some seeds or its scores vary much more between seeds than those
+    of the other schemes. In each bucket, the probability of one or more false claims is 5%. If runs
+    are missing, some schemes have wider intervals than others, and the range is as wide as the
+    widest interval. The range is None if there are fewer than two seeds, if scores do not vary, or
+    if the first scheme's scores vary much more between seeds than those of the other schemes.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
@@ -197,7 +197,7 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
 def to_markdown(study: Study, provenance: str = "") -> str:
     """Return a scheme-by-bucket table for each score, with footnotes.
 
-    `provenance` is a Markdown list of further footnotes, which describe the runs.
+    `provenance` is a Markdown list of additional footnotes about the runs.
     """
     sections: list[str] = []
     columns = [f"{bucket.name}, {len(bucket.indices)} sentences" for bucket in study.buckets]

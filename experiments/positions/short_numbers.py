@@ -4,8 +4,8 @@
     python -m experiments.positions sweeps/short_numbers
 
 This sweep is like number_words, except that each number has one to six digits. As a result, some
-lines with as many as eight numbers fit in L = 30 tokens and are used for training. Longer lines
-have more tokens, but still at most eight numbers.
+lines with as many as eight numbers fit in L = 30 tokens and are used for training. Lines that are
+too long for training have more tokens, but still at most eight numbers.
 """
 
 from experiments.positions.number_words import SWEEP as NUMBER_WORDS

@@ -1,8 +1,8 @@
 """Score the runs of a sweep by sentence length, within and beyond the training lengths.
 
-This module computes the scores from the files that `evaluate` saved. `read_scores` reads them from
-an earlier report's `table.csv` instead. L is the length of the longest training sentence in tokens,
-including EOS (data.max_length). Each row of the sweep represents a position scheme.
+This module computes the scores from the files that `evaluate` saved. `read_scores` reads the scores
+from an earlier report's `table.csv` instead. L is the length of the longest training sentence in
+tokens, including EOS (data.max_length). Each row of the sweep represents a position scheme.
 """
 
 import csv
@@ -39,7 +39,7 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """The bucket's lengths, in interval notation."""
+        """The bucket's range of lengths, in interval notation."""
         return f"({self.above:g}, {self.end:g}]"
 
 
@@ -49,12 +49,12 @@ Curve = Sequence[Mapping[Score, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Study:
-    """The scores of all schemes by length."""
+    """The scores of all position schemes by sentence length."""
 
     schemes: Sequence[str]
-    """The sweep's rows. The study compares all other rows with the first one."""
+    """The names of the sweep's rows. The study compares all other rows with the first row."""
     seeds: Mapping[str, Sequence[int]]
-    """For each scheme, the seeds of its finished runs, in the same order as the scores."""
+    """The seeds of each scheme's finished runs, in the same order as the scores."""
     max_training_length: int
     """L, the length of the longest training sentence."""
     buckets: Sequence[Bucket]
@@ -62,7 +62,7 @@ class Study:
     """The score that accompanies perplexity: "exact" for number words, "bleu" for other text."""
     bleu_signature: str
     curves: Mapping[str, Curve]
-    """The curve of each scheme that has a finished run."""
+    """The score curve of each scheme that has a finished run."""
     missing: Sequence[str]
     """The runs and sentences that were not scored, and why."""
 

@@ -1,4 +1,4 @@
-"""Draw sentences from docstrings, comments, and pages, for a fresh reader to grade.
+"""Draw random sentences from docstrings, comments, and pages for a fresh reader to grade.
 
     python tests/docs/draw_sentences.py --seed 1
 
@@ -18,7 +18,7 @@ MIN_WORDS = 4
 
 
 def main() -> None:
-    """Print numbered sentences. With `--places`, also print the file and line number of each."""
+    """Print numbered sentences. With `--places`, also print each sentence's file and line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=80)

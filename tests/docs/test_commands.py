@@ -22,15 +22,16 @@ LABELS = re.compile(
 DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
-# These commands build a model for every row of Table 3. CHEAP excludes them, so only the slow
-# whole-page tests run them. `test_configs` and `test_sweeps` run them for a few rows.
+# These commands build a model for every row of Table 3. CHEAP excludes these commands, so only the
+# slow whole-page tests run them. `test_configs` and `test_sweeps` run the same commands for a few
+# rows.
 ALL_ROWS = re.compile(r"transformer-jax (params|sweep) table3\b")
 CHEAP = sorted(
     {c.text for page in GUIDES for c in commands(page) if c.is_cheap and not ALL_ROWS.match(c.text)}
     - {*RECURSIVE}
 )
-# These commands import JAX. They run in forks of a process that has already imported JAX. The other
-# commands run in a shell, to test that the shell finds `transformer-jax` in an activated
+# These commands import JAX, so they run in forks of a process that has already imported it. The
+# other commands run in a shell, to test that the shell finds `transformer-jax` in an activated
 # environment.
 SLOW_TO_IMPORT = tuple(
     f"transformer-jax {name} " for name in ("params", "paper", "prepare", "sweep")
@@ -38,7 +39,7 @@ SLOW_TO_IMPORT = tuple(
 
 
 def make_clone(folder: Path) -> Path:
-    """Copy the tracked and new files, and link this environment into the copy."""
+    """Copy all files that Git does not ignore, and link this environment into the copy."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -143,10 +144,10 @@ def test_each_picture_has_a_name_of_its_own() -> None:
 
 
 def train_demo(folder: Path) -> None:
-    """Train the demo in a new clone, and check that it learns its task."""
+    """Train the demo model in a new clone, and check that it learns its task."""
     output = run(Command(DEMO, ""), make_clone(folder))
-    # The last number is the exact-match score on the held-out lines. The earlier numbers were
-    # printed during training.
+    # The last percentage is the exact-match score on the held-out lines. Training prints the
+    # earlier percentages.
     *_, exact = re.findall(r"exact +([0-9.]+)%", output)
     assert float(exact) >= 98
 

@@ -1,4 +1,4 @@
-"""Test that the example model in the repository is complete and translates."""
+"""Test that the example model in the repository is complete and can translate."""
 
 import hashlib
 

@@ -47,7 +47,7 @@ def outputs_of(notebook: Path) -> list[dict[str, Any]]:
 
 
 def texts_of(output: dict[str, Any]) -> list[str]:
-    """Return all text in an output, excluding PNG images."""
+    """Return all text in a cell output, except the data of PNG images."""
     data = {**output.get("data", {}), "text/stream": output.get("text", "")}
     return ["".join(text) for kind, text in data.items() if kind != "image/png"]
 

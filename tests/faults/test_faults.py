@@ -41,14 +41,14 @@ NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "15"))
 
 @dataclasses.dataclass
 class Trainer:
-    """A helper that forks trainers in a folder and reads their output."""
+    """A helper that forks training processes in a folder and reads their output."""
 
     forks: Forks
     folder: Path
 
     def start(self, *arguments: str, die: str | None = None) -> int:
         """Start a command that may kill itself at one of `MOMENTS`, and return its process ID."""
-        # A killed process may leave a partial file in the cache, so do not share the cache.
+        # A killed process may leave a partial file in the cache, so do not use the shared cache.
         programs = str(self.folder / "programs")
         return self.forks.start(*arguments, log=self.folder / "log", programs=programs, die=die)
 
@@ -59,7 +59,7 @@ class Trainer:
         return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
-        """Wait for a process; return its exit code, or minus the signal number if it was killed."""
+        """Wait for a process; return its exit code, or -N if signal N killed it."""
         return self.forks.wait(pid)
 
     def read_log(self) -> str:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.exhaustive
 
 
 def compile_steps(target: str, *cases: str) -> dict[str, Any]:
-    """Return the JSON from `compiled_programs`, or skip the test if the compiler is missing."""
+    """Return the output of `compiled_programs`, or skip the test if the compiler is missing."""
     try:
         check_installed(parse_target(target))
     except UsageError as error:
@@ -47,7 +47,7 @@ def slice_steps() -> dict[str, Any]:
 
 def test_a_gpu_copies_no_state(gpu_step: dict[str, Any]) -> None:
     assert "conditional" not in gpu_step["operations"]
-    # The state takes up 1.7 MiB. Copies of a few scalars are acceptable.
+    # The training state takes up 1.7 MiB. Copies of a few scalars are acceptable.
     assert gpu_step["copied_bytes"] < 1 << 16
 
 
@@ -64,8 +64,8 @@ def test_a_tpu_updates_the_state_without_a_branch(tpu_step: dict[str, Any]) -> N
 
 
 def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> None:
-    # The step contains 17 copy operations. It contained 106 when the inputs of matrix products were
-    # flattened.
+    # The compiled step contains 17 copy operations. The step contained 106 copy operations when the
+    # inputs of matrix products were flattened.
     assert tpu_step["operations"]["copy"] < 40
 
 

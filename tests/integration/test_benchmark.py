@@ -52,7 +52,7 @@ def results(ours: Sequence[float], torch: Sequence[float], **more: Any) -> Resul
 
 def test_a_ratio_compares_two_samples_of_the_same_round() -> None:
     [part] = results([1.0, 2.0, 8.0, 4.0], [2.0, 2.0, 4.0, 2.0]).benchmarks
-    # Each ratio is the speed relative to torch in one round.
+    # Each ratio is a worker's speed relative to torch in one round.
     assert part.ratios("ours") == [2.0, 1.0, 0.5, 0.5]
     assert part.ratios("torch") == [1.0] * 4
     assert part.cpu_ratios("ours") == [2.0, 1.0, 0.5, 0.5]
@@ -427,8 +427,8 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
 def test_the_exports_of_a_run_are_served_next_to_our_search(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,), scale=3)
     settings = Settings(rounds=1)
-    # Every translation reaches its length limit. CTranslate2 applies one limit to all lines, so it
-    # succeeds only for a single line.
+    # Every translation reaches its length limit. CTranslate2 applies one length limit to all lines,
+    # so its worker succeeds only for a single line.
     found = serve("serve", run.path, settings, beam_size=2, count=1)
     assert found.skipped == {}
     assert list(found.measurements) == ["ours", "ctranslate2", "ctranslate2-int8"]

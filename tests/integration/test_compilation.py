@@ -31,7 +31,7 @@ def components(tmp_path_factory: pytest.TempPathFactory) -> RunComponents:
 
 
 def train_epochs(run: RunComponents) -> Iterator[None]:
-    """Train for two epochs, and yield after each one."""
+    """Train for two epochs, and yield after each epoch."""
     config = run.folder.config.train
     meter = Meter(1e9, [])
     step = CompiledStep(TrainStep(run.model, config), run.sharding)
@@ -62,8 +62,9 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
     epochs = train_epochs(components)
     compiled = compiled_by(lambda: next(epochs), caplog)
     assert compiled.count("jit(train_step)") == num_shapes, compiled
-    # All shapes have been compiled by this point, so another epoch must not compile anything. The
-    # guard raises an error if data moves between host and device without an explicit transfer.
+    # The step has been compiled for all shapes by this point, so another epoch must not compile
+    # anything. The transfer guard raises an error if data moves between host and device without an
+    # explicit transfer.
     with jax.transfer_guard("disallow"):
         assert compiled_by(lambda: next(epochs), caplog) == []
         # Check that the transfer guard actually raises errors.
@@ -75,7 +76,7 @@ def test_a_step_is_compiled_once_for_each_shape_and_later_epochs_compile_nothing
 
 @pytest.fixture
 def cached_programs(tmp_path: Path) -> Iterator[Callable[[], set[str]]]:
-    """A function that lists the programs in the compilation cache, which starts out empty."""
+    """A function that lists the programs in an initially empty compilation cache."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path / "programs"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -116,8 +117,7 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         "max_minutes_between_checkpoints": 1.0,
         "profile": 1,
     }
-    # Other tests rely on this property: runs that differ only in these fields use the same compiled
-    # steps.
+    # Other tests assume that runs use the same compiled steps if they differ only in these fields.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
 

@@ -95,7 +95,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 
 def parameter_bytes(answers: dict[str, dict[str, Any]]) -> float:
-    """Return the parameters' total size. A state also has two float32 moments per parameter."""
+    """Return the parameters' size in bytes. A state also has two float32 moments per parameter."""
     return answers["data"]["programs"][0]["state_bytes"] / 3
 
 

@@ -38,7 +38,8 @@ def test_a_run_rejects_parameters_of_another_shape(whole_run: Path, tmp_path: Pa
     assert not (tmp_path / "x").exists()
 
 
-# Overrides for the model section of `SMALL`. The error names the first field of each override.
+# Overrides for the model section of `SMALL`. The error message names the first field of each
+# override.
 OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"num_layers": 2},
     {"num_decoder_layers": 2},
@@ -57,7 +58,7 @@ OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"layer_norm": "pre"},
     {"layer_norm_epsilon": 1e-5},
 ]
-# Fields that cannot affect what the model computes unless another field also changes.
+# Config fields that cannot affect what the model computes unless another field also changes.
 WITH_OTHERS = {
     *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
     *("max_relative_position", "position_buckets"),

@@ -104,8 +104,8 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
     whole_run: Path, run_of_five: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(run_of_five, tmp_path / "run"))
-    # Only the resumed run schedules a report at step 5. The report at step 8 includes the metrics
-    # of step 5.
+    # Only the resumed run's schedule includes a report at step 5. The report at step 8 includes the
+    # metrics of step 5.
     resume(path, train={"steps": 8, "log_every": 5})
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [line["step"] for line in reports] == [2, 4, 8]
@@ -197,7 +197,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     reports, usual = read_reports(path), read_reports(whole_run)
     assert [report.get("skipped") for report in reports] == [None, 1, 1, 2]
     # Before the first skipped step, the runs differ only in rounding, because they use different
-    # programs.
+    # compiled programs.
     assert reports[0].keys() == usual[0].keys()
     assert reports[0]["perplexity"] == pytest.approx(usual[0]["perplexity"], rel=1e-3)
     assert reports[2]["perplexity"] != usual[2]["perplexity"]
@@ -353,7 +353,7 @@ def test_patience_ends_a_run_that_no_longer_improves(
     path = train(SMALL.change(train=often), tmp_path / "run")
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5]
     assert train_reports(path) == [2, 4, 5]
-    # The run stays at step 5, even though train.steps is higher. The message states why.
+    # The run stays at step 5, even though train.steps is higher. The printed message explains why.
     assert main(["resume", str(path), "--train.steps", "9"]) == 0
     assert (
         "at step 5: nothing to do (early stopping: train.patience is 3)" in capsys.readouterr().out

@@ -143,7 +143,7 @@ def test_a_signal_to_one_process_ends_both_at_one_step_and_loses_nothing(
     assert_equal_runs(run_of_two, tmp_path / "run")
 
 
-# Both processes run this code. One of them calls `fail` in the chosen phase.
+# Both processes run this code. One of the processes calls `fail` in the chosen phase.
 FAILURE = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -331,7 +331,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
     assert_equal_runs(run_of_two, tmp_path / "run")
-    # The run exists, so the second attempt must fail and must not change the run.
+    # The run already exists, so the second attempt must fail without changing the run.
     again = subprocess.run([*command, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])

@@ -29,8 +29,8 @@ TARGET = np.array([[8, 3, 10, 5, 2], [12, 4, 2, PAD, PAD]])
 DECODER_INPUT = np.array([[BOS, 8, 3, 10, 5], [BOS, 12, 4, 2, PAD]])
 SMOOTHING = 0.1
 TRAIN = TrainConfig(warmup_steps=400)
-# Importing PyTorch takes several seconds. Fast tests compare the model with loops that implement
-# the same equations.
+# Importing PyTorch takes several seconds. Fast tests compare the model with NumPy loops that
+# implement the same equations.
 pytestmark = pytest.mark.slow
 # The largest acceptable difference, relative to the largest value in each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
@@ -78,7 +78,7 @@ def open_marian(config: ModelConfig, params: Params, torch: Any, transformers: A
     marian = marian.to(getattr(torch, config.dtype)).eval()
     assert marian.lm_head.weight is marian.model.shared.weight
     arrays = to_marian(config, params)
-    # transformers rounds positional encodings to float32, even in a float64 model.
+    # The transformers library rounds positional encodings to float32, even in a float64 model.
     angle = np.arange(16)[:, None] / 10000 ** (np.arange(0, config.d_model, 2) / config.d_model)
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
     for stack in ("encoder", "decoder"):
@@ -175,7 +175,8 @@ def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> 
                     theirs = parameters[name].grad
                     assert_close(gradient, theirs, config.dtype, GRADIENT_TOLERANCES)
         adam.step()
-    # In float32, rounding determines the sign of a gradient near zero, and therefore Adam's step.
+    # In float32, rounding determines the sign of a gradient near zero and therefore the direction
+    # of Adam's step.
     if config.dtype == "float64":
         before, after = to_marian(config, pair.params), to_marian(config, params)
         for name in names:

@@ -38,7 +38,7 @@ def finish(run: SweepRun) -> None:
     reports: list[dict[str, Any]] = []
     now = 0.0
     for number in range(REPORTS):
-        # Every fourth interval includes an interruption.
+        # Every fourth interval between reports includes an interruption.
         now += 5 * STEP_SECONDS[run.row] + (100 if number % 4 == 3 else 0)
         reports.append({"step": 5 * (number + 1), "split": "train", "time": now})
     for step, bleu in zip((10, 20, 30), DEV_BLEU[run.row][run.seed], strict=True):

@@ -92,7 +92,8 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     monkeypatch.undo()
     os.close(theirs)
     with os.fdopen(ours, encoding="utf-8") as messages:
-        # Because of this message, a supervisor does not count the check as part of startup.
+        # Because of this heartbeat message, a supervisor does not count the check as part of
+        # startup.
         assert next(messages) == "busy checking the moved text\n"
     monkeypatch.chdir(tmp_path)
     assert RunFolder.open(path).config.data.folder == "moved"

@@ -1,4 +1,4 @@
-"""Compare the package's searches with those of transformers and CTranslate2 on 100 sentences."""
+"""Compare our searches with those of the transformers library and CTranslate2 on 100 sentences."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +53,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("models")
     if request.param == "imported":
-        # Programs behave differently at the maximum length, so make translations end early.
+        # Programs handle translations of the maximum length differently, so make translations end
+        # early.
         write_opus_mt(path / "model", end_bias=8)
         return Model(read_marian(path / "model"), path / "model")
     run = load(train(TRAINED, path / "run"))
@@ -79,7 +80,7 @@ def test_100_sentences_are_translated_as_in_other_programs(
     found = compare_searches(system, lines, ours, beam_size=beam_size)
     assert found.lines == 100
     if beam_size == 1:
-        # Rounding can reverse a near tie.
+        # Rounding can reverse the order of two nearly equal scores.
         assert found.equal >= 99
     # Our beam search continues until no other hypothesis can win, so only pruning can make it
     # miss a translation with a higher score.

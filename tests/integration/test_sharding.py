@@ -50,7 +50,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Float64 differences from training on one device, keyed by dropout rate and sharding.
+    """Float64 differences between sharded and one-device training, by dropout rate and sharding.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
@@ -73,7 +73,7 @@ def check_distances(distances: dict[str, Any]) -> None:
     cases = [case for of_rate in distances.values() for case in of_rate.items()]
     assert {name.split()[0] for name, _ in cases} == {"data", "fsdp", "pmap"}
     for name, distance in cases:
-        # The dropout masks match those on one device.
+        # The dropout masks match those on one device, so the parameters match, too.
         assert distance["params"] < 1e-9, name
         # Adam's updates do not depend on the scale of the gradient, so also compare the gradient
         # norm. The first of eight devices has most of the tokens and the last has none, so

@@ -257,7 +257,7 @@ def test_a_dry_run_calls_no_slurm_command_and_creates_nothing(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A run that was submitted as job 7_0. This process mimics that job's task."""
+    """A run that was submitted as job 7_0. This process mimics the task of job 7_0."""
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
@@ -318,8 +318,7 @@ def test_a_task_that_slurm_ends_lets_its_worker_save_and_waits_for_slurm(
 
 
 def test_a_worker_ignores_the_signal_of_the_time_limit(run_task: Callable[[str], int]) -> None:
-    # Slurm sends this signal to every process of a task. Without a handler, the signal kills the
-    # process.
+    # Slurm sends SIGUSR2 to every process of a task. Without a handler, SIGUSR2 kills the process.
     assert run_task("os.kill(os.getpid(), signal.SIGUSR2); os._exit(3)") == 3
 
 

@@ -312,8 +312,8 @@ def test_a_trainer_survives_when_its_supervisor_is_stopped_with_it(
 
 def test_a_supervisor_that_does_not_read_does_not_block_training(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
-    # A pipe holds 65,536 bytes. Nearly all of these messages are at least 9 bytes long, so they do
-    # not fit.
+    # A pipe holds 65,536 bytes. Nearly all of the messages are at least 9 bytes long, so the pipe
+    # cannot hold all of them.
     command = trainer_command(tmp_path, "train(3 * 65536 // 8, pause=0)")
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
     subprocess.run(command, env=environment, pass_fds=(theirs,), check=True, timeout=DEADLINE)

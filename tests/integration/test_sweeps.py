@@ -214,7 +214,7 @@ def test_options_of_rows_apply_before_options_of_fields(
     monkeypatch.chdir(tmp_path)
     sections = ["--data-from", "other.py", "--train-from", "other.py", "--scale", "half"]
     fields = ["--train.steps", "12", "--data.num-pairs", "160"]
-    # Record the rows instead of training them.
+    # Record the sweep's rows instead of training them.
     calls: list[dict[str, Row]] = []
     monkeypatch.setattr(commands.sweeps.Sweep, "run", lambda _, rows: calls.append(rows))
     assert main(["sweep", "mine.py", *sections, *fields]) == 0

@@ -27,7 +27,7 @@ def test_a_trace_changes_no_bit(whole_run: Path, tmp_path: Path) -> None:
     [trace] = path.glob("profile/plugins/profile/*/*.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = " ".join(event.get("name", "") for event in events)
-    # The trace contains the step and its device operations.
+    # The trace contains the training step and its device operations.
     assert "train_step" in names
     assert "fusion" in names
 

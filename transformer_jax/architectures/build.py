@@ -19,7 +19,7 @@ from transformer_jax.model.build import build_transformer, check_dtype
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 
 DecodingState = decoding.DecodingState | incremental.DecodingState
-"""The arrays that decoding carries from step to step."""
+"""The arrays that are carried from one decoding step to the next."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ ARCHITECTURES = {
 def build_model(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> EncoderDecoder:
-    """Build the model that the config describes. See `EncoderDecoder` for the vocabulary sizes.
+    """Build the model that the config describes. `EncoderDecoder` explains the vocabulary sizes.
 
-    Equal arguments give models that compare equal, so `jax.jit` compiles each function of the
-    model only once.
+    Models that are built from equal arguments compare equal, so `jax.jit` compiles each of the
+    model's functions only once.
 
     Raises:
         ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
@@ -61,7 +61,7 @@ def build_model(
 
 
 def count_parameters(config: Config) -> dict[str, int]:
-    """Return the model's `parameter_counts` for the vocabulary sizes in the config."""
+    """Return the model's parameter counts, given the vocabulary sizes in the config."""
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     return inspect.parameter_counts(model)
 
@@ -89,7 +89,7 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `decode` would return at `position`, and the new state.
 
-    With `model` and `params` bound, this function is a step function for `inference.search`.
+    With `model` and `params` bound, `inference.search` can use this function as its step function.
     """
     step = ARCHITECTURES[model.config.architecture].decode_step
     return step(model, params, tokens, position, ancestors, state)
@@ -98,9 +98,9 @@ def decode_step(
 def attention_weights(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B heads _ _"]]:
-    """Return the attention weights of a forward pass, stacked over layers and keyed by kind.
+    """Return a forward pass's attention weights, stacked over layers and keyed by attention kind.
 
-    The kinds match those in `model.inspect.attention_weights`, but an architecture might have only
-    some of them.
+    The kinds of attention are those in `model.inspect.attention_weights`, but an architecture might
+    have only some of them.
     """
     return ARCHITECTURES[model.config.architecture].attention_weights(model, params, source, target)

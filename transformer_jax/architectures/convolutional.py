@@ -1,8 +1,8 @@
 """Gated convolutions with attention in every decoder layer (ConvS2S, Gehring et al. 2017).
 
-Each convolution has a gated linear unit and a residual connection, and sums are scaled by sqrt(1/2)
-to preserve their variance (sections 3.2 and 3.4). Unlike ConvS2S, this model uses no weight
-normalization or gradient scaling, and it uses Glorot uniform initialization.
+Each convolution has a gated linear unit and a residual connection, and each sum is scaled by
+sqrt(1/2) to preserve the variance (sections 3.2 and 3.4 of that paper). Unlike ConvS2S, this model
+uses Glorot uniform initialization and does not use weight normalization or gradient scaling.
 The config determines the attention score and the positional encodings.
 
 Shapes: B batch, S source positions, T positions, J hypotheses per sentence, D d_model, W kernel
@@ -20,18 +20,19 @@ from transformer_jax.architectures.source_attention import Source, SourceAttenti
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.build import choose_components
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.encoder_decoder import Intermediates, source_mask
+from transformer_jax.model.encoder_decoder import Intermediates
 from transformer_jax.model.linear import Dense
+from transformer_jax.model.masks import source_mask
 
 HALF_VARIANCE = 0.5**0.5
-"""The factor that preserves the variance when two terms with equal variance are added."""
+"""The factor that preserves the variance when it scales a sum of two terms with equal variance."""
 
 
 def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array, "B T W D"]:
-    """Return the `width` positions that each output of a convolution reads.
+    """Return the `width` input vectors from which a convolution computes each output.
 
-    The first `before` positions precede the output's own position. Positions outside the sequence
-    contain zeros.
+    The first `before` vectors come from positions before the output's own position. Positions
+    outside the sequence are filled with zeros.
     """
     length = x.shape[1]
     x = jnp.pad(x, ((0, 0), (before, width - 1 - before), (0, 0)))
@@ -65,7 +66,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool = False
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output. The convolution treats padding (`mask` is False) as zeros."""
+        """Return the layer's output. Where `mask` is False, the convolution reads zeros."""
         width = self.config.conv_kernel_width
         real = jnp.where(mask[:, 0, 0, :, None], x, 0)
         real = Dropout(self.config.dropout)(real, train=train)
@@ -80,7 +81,7 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the convolution, the attention, and their linear layers."""
+        """Create the convolution, the attention, and the linear layers around the attention."""
         c = self.config
         self.gated = GatedConvolution(c)
         self.attention = SourceAttention(c)
@@ -114,9 +115,9 @@ class Memory(NamedTuple):
     """The encoder's output."""
 
     keys: Float[Array, "B S D"]
-    """The outputs of the last layer."""
+    """The outputs of the last encoder layer."""
     values: Float[Array, "B S D"]
-    """The outputs of the last layer plus the embeddings, which identify the tokens."""
+    """The outputs of the last encoder layer plus the embeddings, which identify the tokens."""
 
 
 class ConvolutionalModel(IncrementalModel):
@@ -162,13 +163,13 @@ class ConvolutionalModel(IncrementalModel):
         return self.output_embedding.logits(self.dropout(x, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> tuple[Source, ...]:
-        """Return the source's keys and values for each layer."""
+        """Return the source's keys and values for each decoder layer."""
         return tuple(layer.attention.prepare(*memory, memory_mask) for layer in self.decoder)
 
     def initial_carry(
         self, memory: Memory, num_hypotheses: int
     ) -> tuple[Float[Array, "B J _ D"], ...]:
-        """Return zeros as each layer's inputs at the W - 1 positions before the first token."""
+        """Return each layer's initial inputs: zeros at W - 1 positions before the first token."""
         c = self.config
         shape = (len(memory.keys), num_hypotheses, c.conv_kernel_width - 1, c.d_model)
         return (jnp.zeros(shape, c.dtype),) * c.num_layers
@@ -181,7 +182,7 @@ class ConvolutionalModel(IncrementalModel):
         source: tuple[Source, ...],
     ) -> tuple[Float[Array, "B J N"], tuple[Float[Array, "B J _ D"], ...]]:
         """Read one token per hypothesis, given each layer's previous W - 1 inputs."""
-        # Reshape to T = 1, so that this position's vector broadcasts to all hypotheses.
+        # Reshape to T = 1, so that the vector for this position is broadcast to all hypotheses.
         embedded = self.embedding.embed(tokens.reshape(-1, 1))
         embedded = self.target_positions(embedded, position[None]).reshape(*tokens.shape, -1)
         x, inputs = embedded, list[Array]()

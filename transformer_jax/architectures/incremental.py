@@ -1,7 +1,8 @@
 """Cached decoding for models whose decoder state has a fixed size.
 
 A search keeps J hypotheses per sentence in J beam slots. When a hypothesis moves to another slot,
-its carry moves too, whereas a Transformer's keys and values stay in the slot that computed them.
+its decoder state (the carry) moves too. In contrast, a Transformer's keys and values stay in the
+slot where they were computed.
 
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum
 translation length, N vocab_size.
@@ -18,24 +19,25 @@ from transformer_jax.model.encoder_decoder import (
     EncoderOutput,
     Intermediates,
     Params,
-    source_mask,
 )
+from transformer_jax.model.masks import source_mask
 
 Carry = PyTree[Shaped[Array, "B J ..."]]
-"""The decoder's state after the tokens so far, with one row per hypothesis."""
+"""The decoder's state after the tokens that it has read so far, with one row per hypothesis."""
 PreparedSource = PyTree[Shaped[Array, "B ..."]]
-"""The source data that every target position reads. All hypotheses of a sentence share it."""
+"""The source data that the decoder reads at every target position. All hypotheses for a sentence
+share the same source data."""
 
 
 class IncrementalModel(EncoderDecoder):
     """An encoder-decoder whose decoder state has a fixed size."""
 
     def prepare(self, memory: EncoderOutput, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
-        """Precompute the source data that every target position reads."""
+        """Precompute the source data that the decoder reads at every target position."""
         raise NotImplementedError
 
     def initial_carry(self, memory: EncoderOutput, num_hypotheses: int) -> Carry:
-        """Return the carry before the first token."""
+        """Return the decoder's state before the first token."""
         raise NotImplementedError
 
     def decode_position(
@@ -54,7 +56,7 @@ class IncrementalModel(EncoderDecoder):
 
 
 class DecodingState(NamedTuple):
-    """The arrays that decoding carries from step to step."""
+    """The arrays that are carried from one decoding step to the next."""
 
     carry: Carry
     source: PreparedSource
@@ -85,10 +87,10 @@ def decode_step(
 ) -> tuple[Float[Array, "B J N"], DecodingState]:
     """Return the logits that `decode` would return at `position`, counted from 0.
 
-    The arguments are the same as for `model.decoding.decode_step`.
+    The arguments are the same as those of `model.decoding.decode_step`.
     """
     # A hypothesis might have moved to another slot since the model read its previous token, but its
-    # carry is still in the old slot. Before the first token, all carries are equal.
+    # carry is still in the old slot. Before the first token, all carries of a sentence are equal.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
     def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:
@@ -104,7 +106,7 @@ def decode_step(
 def attention_weights(
     model: IncrementalModel, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B 1 T S"]]:
-    """Return the "cross" weights of a forward pass, or {} for a decoder without attention."""
+    """Return the "cross" attention weights of a forward pass, or {} if there is no attention."""
     if model.config.attention_score == "none":
         return {}
     _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])

@@ -1,7 +1,7 @@
-"""The layer types of Table 1, as modules that map a sequence to a sequence of the same shape.
+"""The layer types in Table 1, as modules that map a sequence to a sequence of the same shape.
 
-The modules do not include residual connections or normalization. `LAYERS` maps the names in Table 1
-to modules.
+The modules do not include residual connections or normalization. `LAYERS` maps the layer names in
+Table 1 to these modules.
 Shapes: B batch, T positions (n in Table 1), D d_model (d in Table 1).
 """
 
@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return each position's attention to the positions within the window."""
+        """Attend from each position to the positions within the window."""
         width = self.d_model // self.num_heads
         config = ModelConfig(
             d_model=self.d_model,
@@ -96,4 +96,4 @@ LAYERS: Mapping[str, type[nn.Module]] = {
     "Separable Convolutional": SeparableConvolution,
     "Self-Attention (restricted)": RestrictedSelfAttention,
 }
-"""The modules, keyed by layer type. To construct a layer, pass `d_model`."""
+"""The modules, keyed by layer type. To construct a layer, pass `d_model` to its class."""

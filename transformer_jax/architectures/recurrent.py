@@ -1,10 +1,10 @@
 """Recurrent encoder-decoders, with and without attention.
 
-The decoder follows Luong et al. (2015): the cells read a token, their output attends to the source,
-and the context and the output form the attentional vector, tanh(W [context; output]). The model in
-Bahdanau et al. (2015) attends before its cells read the token and has no attentional vector.
-Without attention, the encoder's last states are the decoder's only information about the source
-(Sutskever et al. 2014).
+The decoder follows Luong et al. (2015): the cells read a token, their output is the query of the
+attention to the source, and the context and the output form the attentional vector, tanh(W
+[context; output]). In contrast, the model in Bahdanau et al. (2015) attends before its cells read
+the token, and it has no attentional vector. Without attention, the encoder's last states are the
+decoder's only information about the source (Sutskever et al. 2014).
 
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, D d_model, N
 vocab_size.
@@ -39,9 +39,9 @@ class Memory(NamedTuple):
     """The encoder's output."""
 
     vectors: Float[Array, "B S D"]
-    """The outputs of the last layer, forward and backward."""
+    """The last layer's forward and backward outputs, concatenated to width D."""
     states: tuple[CellState, ...]
-    """Each layer's last states from both directions, concatenated to width D."""
+    """Each layer's final forward and backward states, concatenated to width D."""
 
 
 class DecoderState(NamedTuple):
@@ -50,7 +50,7 @@ class DecoderState(NamedTuple):
     cells: tuple[CellState, ...]
     """The recurrent state of each layer."""
     output: Float[Array, "B J D"]
-    """The previous output, for input feeding."""
+    """The decoder's previous output, for input feeding."""
 
 
 def make_cell(config: ModelConfig, width: int) -> nn.RNNCellBase:
@@ -63,7 +63,7 @@ def make_cell(config: ModelConfig, width: int) -> nn.RNNCellBase:
 
 
 class DecoderCell(nn.Module):
-    """A decoder without attention: all layers, applied to one token per hypothesis."""
+    """A decoder without attention, which applies all layers to one token per hypothesis."""
 
     config: ModelConfig
 
@@ -96,7 +96,7 @@ class DecoderCell(nn.Module):
         *,
         train: bool,
     ) -> tuple[DecoderState, Float[Array, "B J D"]]:
-        """Return the new state and the output, which predicts the next token."""
+        """Return the new state and the output, from which the model predicts the next token."""
         cells, output = self.read(state.cells, x, train=train)
         return DecoderState(cells, state.output), output
 
@@ -105,7 +105,7 @@ class AttentionCell(DecoderCell):
     """A decoder with attention to the source, applied to one token per hypothesis."""
 
     def setup(self) -> None:
-        """Create the cells, the attention, and the matrix W of the attentional vector."""
+        """Create the cells, the attention, and the matrix W for the attentional vector."""
         super().setup()
         c = self.config
         self.attention = SourceAttention(c)
@@ -142,7 +142,7 @@ class RecurrentModel(IncrementalModel):
         self.dropout = Dropout(c.dropout)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Memory:
-        """Read the source in both directions."""
+        """Encode the source in both directions."""
         x, lengths = self.source_embedding.embed(source), jnp.sum(source != PAD, axis=1)
         states: list[CellState] = []
         for layer in self.encoder:
@@ -211,6 +211,6 @@ class RecurrentModel(IncrementalModel):
 
     def cross_weights(self, intermediates: Intermediates) -> Float[Array, "1 B 1 T S"]:
         """Return the weights of the only attention sub-layer, which follows all decoder layers."""
-        # The scan stacks one array [B, 1, 1, S] for each target position.
+        # The scan stacks one array of shape [B, 1, 1, S] for each target position.
         weights = intermediates["decoder"]["attention"]["weights"][0]
         return jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]

@@ -1,6 +1,6 @@
 """Attention from the decoder to the source, as in the models that the Transformer replaced.
 
-This attention has a single head. It projects queries and keys only for the additive score.
+This attention has a single head, and it projects queries and keys only for the additive score.
 Shapes: B batch, T queries, S source positions, D d_model.
 """
 
@@ -27,17 +27,17 @@ class Source(NamedTuple):
 
 
 class SourceAttention(nn.Module):
-    """A module that averages the source vectors, weighted according to `model.attention_score`.
+    """A module that averages the source vectors, with weights based on `model.attention_score`.
 
     The additive score is v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2). The other
-    scores compare the unprojected vectors (Luong et al. 2015, section 3.1). The weights are
-    recorded in Flax's "intermediates" collection.
+    scores compare the queries and keys without projecting them (Luong et al. 2015, section 3.1).
+    The module records the attention weights in Flax's "intermediates" collection.
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the score and, for the additive score, the projections W and U."""
+        """Create the score function and, for the additive score, the projections W and U."""
         c = self.config
         make_score = ATTENTION_SCORES[c.attention_score]
         width = c.d_model
@@ -62,7 +62,7 @@ class SourceAttention(nn.Module):
     def __call__(
         self, query: Float[Array, "B T D"], source: Source, *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Return the context of each query: a weighted average of the values."""
+        """Return the context for each query: a weighted average of the values."""
         scores = self.score(self.query(query)[:, :, None], source.keys)
         weights = masked_softmax(scores, source.mask)
         self.sow("intermediates", "weights", weights)

@@ -1,7 +1,7 @@
 """Check command-line arguments, so that every mistake produces a specific one-line message.
 
-A command is a dataclass, and its fields' types define its options. These checks run before tyro
-converts the values, because tyro's error messages are multi-line boxes.
+A command is a dataclass, and the names and types of its fields define its options. The checks run
+before tyro parses the options, because tyro prints its error messages as multi-line boxes.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Words(NamedTuple):
 
 
 def split_words(words: Sequence[str], command: type) -> Words:
-    """Split the words after a command's name, and check the options and values.
+    """Classify the words after a command's name, and check the options and their values.
 
     Raises:
         UsageError: an option does not exist, or its value has the wrong type.
@@ -79,7 +79,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
 
 
 def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Return the types that each option's value can have, or an empty tuple for a flag."""
+    """Map each option to the types that its value can have, or to an empty tuple for a flag."""
     options: dict[str, Alternatives] = {}
     for key, (form, metadata) in annotations(command).items():
         name = key.replace("_", "-")
@@ -98,7 +98,9 @@ def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
 
 
 def check_positional(name: str, command: type, argument_name: str, words: Sequence[str]) -> None:
-    """Check the number of positional arguments. `argument_name` is a phrase such as "a config".
+    """Check the number of positional arguments.
+
+    Error messages contain `argument_name`, a phrase such as "a config".
 
     Raises:
         UsageError: there are too few or too many positional arguments.
@@ -123,7 +125,7 @@ def _alternatives(form: TypeForm) -> Alternatives:
 
 
 def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words that the value of an option with these types can have."""
+    """Return the maximum number of words in the value of an option with these types."""
     tuples = [typing.get_args(form) for form in alternatives if typing.get_origin(form) is tuple]
     if any(Ellipsis in items for items in tuples):
         return math.inf
@@ -131,9 +133,9 @@ def _max_words(alternatives: Alternatives) -> float:
 
 
 def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Return a suggestion for the option most similar to `name`, or "" if no option is similar.
+    """Suggest the option that is most similar to `name`, or return "" if no option is similar.
 
-    Prefer an option that consists of `name` and a section prefix or the suffix `-from`.
+    Prefer an option that adds a section prefix or the suffix `-from` to `name`.
     """
     completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
     option = completed[0] if completed else closest(name, options)

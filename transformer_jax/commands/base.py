@@ -1,7 +1,7 @@
 """Base classes for commands. A command is a frozen dataclass with a `run` method.
 
-A command's fields are its arguments, and the fields' docstrings are the `--help` text. Modules that
-need JAX are imported inside `run`, so that help and error messages appear immediately.
+Each field of a command is an argument, and the field's docstring is the argument's `--help` text.
+Modules that need JAX are imported inside `run`, so that help and error messages appear immediately.
 """
 
 import abc
@@ -31,15 +31,15 @@ class ConfigCommand(abc.ABC):
     """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the data section from this config. Each row of a sweep keeps its own
-    changes to the section."""
+    """Use the data section of this config. Each row of a sweep keeps its own
+    changes to the data section."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the train section from this config, as --data-from does for the data
-    section. The ratio of each row's steps to the first row's steps stays the
-    same."""
+    """Use the train section of this config. Each row of a sweep keeps its own
+    changes to the train section, and the ratio of its train.steps to the first
+    row's train.steps stays the same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Take the decode section from this config, as --data-from does for the data
-    section."""
+    """Use the decode section of this config. Each row of a sweep keeps its own
+    changes to the decode section."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
     arguments: Suppress[tuple[str, ...]] = ()
     """The command line, starting with the command's name."""
@@ -48,9 +48,9 @@ class ConfigCommand(abc.ABC):
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows, keyed by name. The name of a single experiment is "".
+        """Return the rows, keyed by name. A single experiment has the name "".
 
-        This method does not apply the options for config fields.
+        This method does not apply the command-line options that change config fields.
         """
 
     @abc.abstractmethod
@@ -60,8 +60,9 @@ class ConfigCommand(abc.ABC):
     def with_sections(self, rows: Mapping[str, Row], spec: str = "") -> dict[str, Row]:
         """Return the rows with `--data-from`, `--train-from`, and `--decode-from` applied.
 
-        Each row keeps its differences from the first row. If the only row is FILE:ROW, `spec` must
-        be FILE:ROW, because the row's differences are relative to the first row in FILE.
+        Each row keeps its differences from the first row. If `rows` contains only one row of a
+        sweep, `spec` must be its FILE:ROW, because the row's differences are relative to the first
+        row in FILE.
         """
         specs = {"data": self.data_from, "train": self.train_from, "decode": self.decode_from}
         sections = {key: loading.load_config(name) for key, name in specs.items() if name}
@@ -101,9 +102,9 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: RunFolder, option: str) -> str:
-    """Return a shell command that translates sample input or FILE with a run's model.
+    """Return a shell command that uses a run's model to translate sample input or FILE.
 
-    `option` starts with a space or is "".
+    `option` follows the `translate` command, so it is "" or starts with a space.
     """
     translate = f"{shell_command('translate', run.path)}{option}"
     is_number_words = run.config.data.corpus == "number_words"
@@ -111,7 +112,7 @@ def translate_command(run: RunFolder, option: str) -> str:
 
 
 def check_new_file(path: Path) -> None:
-    """Before any work starts, check that a command can create a file without overwriting one.
+    """Check in advance that a command can create a file without overwriting an existing one.
 
     Raises:
         UsageError: the path already exists.
@@ -133,7 +134,7 @@ def check_new_file(path: Path) -> None:
 def find_free_name(path: Path) -> Path:
     """Return a path that does not exist yet.
 
-    If `path` exists, append -2, -3, and so on to its stem until the path is free.
+    If `path` exists, append the first unused suffix among -2, -3, and so on to its stem.
     """
     others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if not other.exists())

@@ -41,8 +41,8 @@ class Compile(FileCommand):
     """Find the largest data.batch_tokens that fits in memory, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
     """Prepare the config's text, and compile the step for the resulting batch
-    shapes. By default, compile the step for full batches of width 16, 32, ...,
-    and data.max_length."""
+    shapes. By default, compile the step for full batches of sentences with 16,
+    32, ..., and data.max_length tokens."""
     json: FlagCreatePairsOff[bool] = False
     """Print the results as JSON."""
 
@@ -101,7 +101,7 @@ class Compile(FileCommand):
 
 
 def print_check(name: str, check: "Check") -> None:
-    """Print the programs for a target. If they all fit, also print the highest peak memory."""
+    """Print a target's programs and, if all of them fit in memory, the highest peak memory."""
     target = check.target
     devices = "1 device" if target.num_devices == 1 else f"{target.num_devices} devices"
     hosts = f" on {target.num_hosts} hosts" if target.num_hosts > 1 else ""

@@ -19,14 +19,14 @@ from transformer_jax.runs.run_folder import RunFolder
 class Params(FileCommand):
     """Count the parameters in each module of a model, or in each row of a sweep.
 
-    This command computes only shapes, so it needs little memory.
+    This command computes only the parameters' shapes, so it needs little memory.
     """
 
     json: FlagCreatePairsOff[bool] = False
-    """Print the counts as JSON."""
+    """Print the parameter counts as JSON."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return all rows of the file."""
+        """Return all rows of the config file."""
         return self.with_sections(loading.load_rows(self.file), self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
@@ -53,7 +53,7 @@ class Diff(PathCommand):
     """A config file, FILE:ROW for one row of a sweep, the name of a shipped
     config, or a run's folder."""
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
-    """The config or run to compare with the first."""
+    """The config or run to compare with the first one."""
     json: FlagCreatePairsOff[bool] = False
     """Print a JSON object with both values of each field that differs."""
     argument_name = "two configs or runs"
@@ -82,7 +82,7 @@ class Diff(PathCommand):
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
-    """Return a config and, for a run, the run's `versions`."""
+    """Return the config that `spec` names and, if `spec` is a run, the run's `versions`."""
     path = Path(spec)
     is_shipped = (loading.shipped_configs() / f"{spec}.py").exists()
     # A folder that is not a run may have the same name as a shipped config.

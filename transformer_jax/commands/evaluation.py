@@ -39,7 +39,7 @@ NOT_FOR_GRIDS = (
 
 @dataclass(frozen=True)
 class Evaluate(RunCommand):
-    """Translate a run's test set and score the translations; store both in the run."""
+    """Translate a run's test set, and store the translations and their scores in the run."""
 
     split: Literal["test", "dev"] | None = None
     """The split to translate. Default: test, or dev with --grid."""
@@ -50,12 +50,13 @@ class Evaluate(RunCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Path | None = None
-    """Compare with the run in this folder, using a paired bootstrap. The options
-    apply to both runs. For all other settings, each run uses its own config."""
+    """Compare the scores with those of the run in this folder, using a paired
+    bootstrap. Command-line options apply to both runs. For all other settings,
+    each run uses its own config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object or, with --grid, as a list of JSON objects."""
     by_length: FlagCreatePairsOff[bool] = False
-    """Also print the scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
+    """Also print separate scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False
     """Score every combination of --beam-sizes, --alphas, and --averages on the
     development set. The command reuses stored evaluations, so you can resume an

@@ -30,7 +30,7 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
 
     if run.package is None:
         # Pass an explicit number, so that `load` raises an error if there are too few checkpoints.
-        # By default, `load` only warns.
+        # Without this number, `load` only prints a warning.
         average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
     return load(run.path, average_checkpoints=average_checkpoints, step=step)
 
@@ -46,7 +46,8 @@ class CheckpointCommand(PathCommand):
     use only the latest checkpoint. Default: the run's
     decode.average_checkpoints."""
     step: int | None = None
-    """The step of the checkpoint, or of the last checkpoint to average. Default: the latest."""
+    """The step of the checkpoint to load, or of the last checkpoint to average.
+    Default: the latest."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load the command's run, or the run at `path`, from the selected checkpoints."""
@@ -54,7 +55,7 @@ class CheckpointCommand(PathCommand):
 
     @property
     def checkpoint_options(self) -> str:
-        """The options that select checkpoints, as part of a shell command."""
+        """The options that select the checkpoints, formatted for a shell command."""
         given = self.select_given("average_checkpoints", "step").items()
         return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given)
 
@@ -64,7 +65,7 @@ class RunCommand(CheckpointCommand):
     """Base class for commands that translate with a run's model."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """Number of hypotheses in the beam. 1 is greedy search. Default: the
+    """Number of hypotheses in the beam; 1 means greedy search. Default: the
     run's decode.beam_size."""
     alpha: float | None = None
     """Exponent of the length penalty. Default: the run's
@@ -77,7 +78,7 @@ class RunCommand(CheckpointCommand):
 
     @property
     def decode_changes(self) -> dict[str, int | float | str]:
-        """The fields of the run's `DecodeConfig` that the options override."""
+        """The `DecodeConfig` fields that the options override, with their new values."""
         changes = {
             "beam_size": self.beam_size,
             "length_penalty_alpha": self.alpha,
@@ -139,15 +140,16 @@ class Package(CheckpointCommand):
     out: Path | None = None
     """The folder to create. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The data type of the stored parameters. `bfloat16` halves their size and
-    rounds them to two or three significant digits. Computations use float32."""
+    """The data type of the stored parameters. `bfloat16` halves the size of the
+    parameters and rounds them to two or three significant digits. Computations
+    use float32."""
     license: str = "unknown"
     """The license that the model card states, such as cc-by-4.0."""
     languages: Annotated[tuple[str, str] | None, arg(metavar="SOURCE TARGET")] = None
     """The source and target languages that the model card states, such as
     `en de`. Default: the languages in the config or in the file names."""
     data_note: str | None = None
-    """A note about the data for the model card, in Markdown, such as the source
+    """A note for the model card about the data, in Markdown, such as the source
     and license of the training text."""
 
     def run(self) -> None:
@@ -181,7 +183,7 @@ class Package(CheckpointCommand):
 
 
 def _decode_lines(data: bytes) -> list[str]:
-    r"""Split UTF-8 text into lines that end in "\n". The last "\n" is optional.
+    r"""Split UTF-8 text into lines that end in "\n". The final "\n" is optional.
 
     Remove a byte-order mark at the start of the text and a "\r" at the end of any line, as when
     reading corpus files.

@@ -28,9 +28,9 @@ class Export(CheckpointCommand):
 
     format: Format = "ctranslate2"
     """The format. `ctranslate2` is for serving with CTranslate2. `marian` is
-    for MarianMTModel in Hugging Face Transformers. `safetensors`, which stores
-    the parameters under flat names, is for other libraries and for the import
-    command."""
+    for MarianMTModel in Hugging Face's transformers library. `safetensors`,
+    which stores the parameters under flat names, is for other libraries and for
+    the import command."""
     out: Path | None = None
     """The folder to create. Default: NAME-FORMAT, where NAME is the run's name."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -68,7 +68,7 @@ class Export(CheckpointCommand):
             stdout.print(f"next: {shell_command('import', out)}")
 
     def _export(self, run: "Run", out: Path) -> str | None:
-        """Write the folder, and return the result of the comparison."""
+        """Export the model; return the result of the verification, or None if it is skipped."""
         if self.format == "safetensors":
             from transformer_jax.interop.safetensors_format import (
                 export_safetensors,
@@ -76,7 +76,7 @@ class Export(CheckpointCommand):
             )
 
             export_safetensors(run, out)
-            # Reading the folder also verifies the parameters' digest.
+            # Reading the exported folder also verifies the digest of the parameters.
             if self.verify:
                 read_safetensors(out)
             return "the parameters are equal" if self.verify else None
@@ -107,9 +107,9 @@ class Export(CheckpointCommand):
         return self._compare(without_padding(run), system, out)
 
     def _compare(self, run: "Run", system: "System", out: Path) -> str:
-        """Compare translations, and describe the differences.
+        """Compare the exported model's translations with the run's, and describe the differences.
 
-        For float32, raise an error if rounding cannot explain the differences.
+        For float32 parameters, raise an error if rounding cannot explain the differences.
         """
         from transformer_jax.interop.verify import MAX_SCORE_DIFFERENCE, MIN_EQUAL, verify
 

@@ -17,7 +17,7 @@ from transformer_jax.paper.index import ITEMS, Item, to_markdown
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
-# The options that apply to each item. Any other option is an error.
+# The options that apply to each item. All other options are rejected.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "table1": ("lengths", "widths", "exact", "out"),
     "table2": ("dry_run",),
@@ -40,7 +40,7 @@ class Paper(PathCommand):
     """
 
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
-    """An item, such as table1 or figure2. Default: list all items."""
+    """The item to print or reproduce, such as table1 or figure2. Default: list all items."""
     lengths: tuple[int, ...] = ()
     """For table1: the sequence lengths n to measure. Default: 64 256 1024 4096."""
     widths: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Paper(PathCommand):
     """For table2: estimate the training time and disk space on this machine."""
 
     markdown: FlagCreatePairsOff[bool] = False
-    """Print the index as Markdown, as on the website."""
+    """Print the index in Markdown, as the website shows it."""
 
     def run(self) -> None:
         """Print the index or one of its entries, or reproduce a table or figure.
@@ -135,7 +135,7 @@ class Paper(PathCommand):
 
 
 def _print_items(items: Sequence[Item]) -> None:
-    """Print each item, and then its commands and its test, each on a separate line."""
+    """Print each item, followed by its commands and its test, each on a separate line."""
     for item in items:
         stdout.print(f"{item.name}: {item.title}")
         for label, command in item.commands.items():

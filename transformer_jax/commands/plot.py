@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
 Kind = Literal["curves", "schedule", "positions", "loss", "heads"]
-# The options that apply to each kind of plot. Any other option is an error.
+# The options that apply to each kind of plot. All other options are rejected.
 OPTIONS: Mapping[Kind, tuple[str, ...]] = {
     "curves": ("metrics",),
     "schedule": (),
@@ -32,21 +32,21 @@ OPTIONS: Mapping[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Plot(PathCommand):
-    """Plot a run's curves, learning rates, positions, losses, or attention heads.
+    """Plot a run's metrics, learning rates, positional encodings, losses, or attention heads.
 
-    curves: the metrics of one or more runs. Runs that differ only in their
-    seed share one line with a band.
+    curves: the metrics of one or more runs. Runs that differ only in their seed
+    are combined into one line with a band.
 
     schedule: the learning rate, compared with the rates for other model widths
     and warmup lengths.
 
-    positions: the encoder's positional encodings. A learned table is shown
+    positions: the encoder's positional encodings. Learned encodings are shown
     before and after training, next to sinusoids.
 
     loss: the loss by position and by sentence length.
 
-    heads: how much the loss increases when each attention head is masked,
-    and how many heads can be masked.
+    heads: how much the loss increases when each attention head is masked, and
+    how many heads can be masked before the increase exceeds --margin.
     """
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]] = ()
@@ -59,7 +59,7 @@ class Plot(PathCommand):
     """For `curves`: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
-    """For `positions`: the number of positions. Default: at most 128."""
+    """For `positions`: the number of positions to plot. Default: at most 128."""
     offset: int | None = None
     """For `positions`: the offset k of the plotted linear map from PE(pos) to
     PE(pos + k). Default: 1."""
@@ -79,8 +79,8 @@ class Plot(PathCommand):
         """Create the plot and write it to the file.
 
         Raises:
-            UsageError: the arguments do not apply to this kind of plot, or the run does not support
-                it.
+            UsageError: an argument does not apply to this kind of plot, or the run does not support
+                the plot.
         """
         folders = self._open_runs()
         out = self._check_options()

@@ -41,8 +41,8 @@ class Report(PathCommand):
     Runs that differ only in their seed form one row, and the report compares
     each row with the first row."""
     out: Path | None = None
-    """The folder for a report on separately trained runs. The report on a sweep is
-    in the sweep's folder."""
+    """The folder for a report on separately trained runs. A report on a sweep
+    is always written to the sweep's folder."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:

@@ -36,8 +36,8 @@ class Sweep(ConfigCommand):
         ]
     ] = ()
     """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep contains all of their rows. A report compares each row with the
-    first row."""
+    sweep contains all rows of these configs. A report compares each row with
+    the first row."""
     scale: Scale = "full"
     """Shrink all models. `half` divides the width by 2. `small` divides the
     width by 4 and the depth by 2. `tiny` divides the width by 8 and the depth
@@ -57,7 +57,7 @@ class Sweep(ConfigCommand):
     slurm: Resources = field(default_factory=Resources)
     devices: int | None = None
     """Number of accelerators to use. Each accelerator trains one run at a time.
-    On a CPU, this is the number of concurrent runs. Default: as many as
+    On a CPU, the option sets the number of concurrent runs. Default: as many as
     possible."""
     step_timeout: float = 60.0
     """Stop a run that sends no heartbeat for this many seconds. The timeout is
@@ -214,7 +214,7 @@ def _print_disk_space(
 
 
 def _prepare_data(sweep: "plan.Sweep") -> None:
-    """Prepare each corpus once in advance, so that runs that share it do not have to wait."""
+    """Prepare each corpus once, in advance, so that runs with the same corpus do not wait."""
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from transformer_jax.sweeps.status import RunStatus
 
 
-# A width that is larger than that of any table.
+# A width that exceeds the width of any table.
 MAX_WIDTH = 1_000_000
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration like "1 h 05 min", or in days if it exceeds 48 hours."""
+    """Format a duration, as in "1 h 05 min", or in days if it exceeds 48 hours."""
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -194,7 +194,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
-    """Print each row's parameter count next to the paper's."""
+    """Print each row's parameter count next to the count in the paper."""
     table = _table("row", "parameters", "vs. base", "paper, M", "vs. base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters

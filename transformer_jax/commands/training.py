@@ -70,11 +70,11 @@ class TrainingCommand(ConfigCommand):
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, which all processes connect to. On Slurm, Open
-    MPI, Kubernetes, and Cloud TPU, the values of --coordinator,
+    """Address of process 0, as HOST:PORT, to which all other processes connect.
+    On Slurm, Open MPI, Kubernetes, and Cloud TPU, the values of --coordinator,
     --num-processes, and --process-id are detected automatically."""
     num_processes: int | None = None
-    """Number of processes. With 1, training ignores the cluster's environment variables."""
+    """Number of processes. With 1 process, training ignores the cluster's environment variables."""
     process_id: int | None = None
     """Zero-based index of this process."""
 
@@ -219,7 +219,7 @@ class Reproduce(PathCommand):
 
 
 def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
-    """Print the digests of the checkpoints that both runs have, and check that they match."""
+    """For each checkpoint that both runs have, print and compare the digests of the parameters."""
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.inspect import digest_params
     from transformer_jax.runs.checkpoint_manager import CheckpointManager

@@ -27,9 +27,9 @@ class Check:
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""
     cures: tuple[Cure, ...] = ()
-    """Changes that make the step fit; empty if it already fits or if no change helps."""
+    """Changes that make the step fit in memory; empty if it already fits or no change helps."""
     batch_tokens: int | None = None
-    """The largest `data.batch_tokens` that fits, if `find_batch` found one."""
+    """The largest `data.batch_tokens` that fits in memory, if `find_batch` found one."""
 
     @property
     def fits(self) -> bool:
@@ -94,7 +94,7 @@ def find_batch(
     *,
     progress: Progress = ignore_progress,
 ) -> Check:
-    """Find the largest `data.batch_tokens` for which the largest batch shape fits the target."""
+    """Find the largest `data.batch_tokens` for which the largest batch shape fits in memory."""
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
     compile_and_report = _reporting(target, devices, progress)
@@ -105,7 +105,7 @@ def find_batch(
 
 
 def _reporting(target: Target, devices: Sequence[jax.Device], progress: Progress) -> Compiler:
-    """Return a compiler for these devices that reports each program before compiling it."""
+    """Return a compile function for these devices that reports progress before each compilation."""
 
     def compile_and_report(config: Config, bucket: Bucket) -> StepProgram:
         shape = f"{bucket.rows} x ({bucket.source} + {bucket.target})"

@@ -1,18 +1,17 @@
-"""Environment variables for compiling without the target's devices.
+"""Environment variables for compiling programs without access to the target's devices.
 
 This module does not import JAX.
 """
 
 import os
 
-# Without a GPU, XLA cannot time candidate kernels, and it needs these times to choose Triton
-# kernels.
+# XLA chooses Triton kernels by timing candidates, which is impossible without a GPU.
 GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 
 VARIABLES = {
-    # Keep JAX from reserving the memory of this machine's own devices.
+    # Keep JAX from preallocating memory on this machine's devices.
     "JAX_PLATFORMS": "cpu",
-    # JAX's compilation cache cannot load programs for devices that do not exist.
+    # JAX's compilation cache cannot load programs for devices that this machine does not have.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     # Hide XLA's warning about compilations that take more than two minutes. JAX raises XLA's errors
     # as exceptions anyway.

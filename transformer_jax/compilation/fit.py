@@ -36,10 +36,10 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Find each single change that makes the step fit. If there is none, combine all changes.
+    """Find each single change that makes the step fit, or combine all changes if none is enough.
 
-    `program` is the program that does not fit. This function compiles the step with each
-    change before suggesting the change.
+    `program` is the compiled step that does not fit in memory. Before suggesting a change, this
+    function compiles the step with the change to check that the step fits.
     """
     candidates: list[list[tuple[Setting, ...]]] = []
     if uses(config.model, "remat") and not config.model.remat:
@@ -60,11 +60,11 @@ def find_cures(
 def find_largest_batch(
     config: Config, bucket: Bucket, compiler: Compiler, num_devices: int
 ) -> tuple[int, StepProgram] | None:
-    """Find the largest `data.batch_tokens` for which full batches of this bucket fit.
+    """Find the largest `data.batch_tokens` for which full batches of this bucket fit in memory.
 
     The bisection stops within 5% of the exact value, or within lcm(`ROW_MULTIPLE`, `num_devices`)
-    rows if that is more. Return the result and the compiled program, or None if even the smallest
-    batch does not fit.
+    rows if that is more. It never tries more than `MAX_BATCH_TOKENS` tokens. Return the number of tokens and the compiled program, or None if even the
+    smallest batch does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.
@@ -104,7 +104,7 @@ def count_devices(
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
 ) -> Cure | None:
-    """Return the first option that makes the step fit, or None if there is none."""
+    """Return the first option that makes the step fit, or None if no option does."""
     for settings in options:
         sections: dict[str, dict[str, object]] = {}
         for setting in settings:
@@ -117,7 +117,7 @@ def _first_fit(
 
 
 def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> list[int]:
-    """Return the micro-batch counts to try: powers of two that should fit, plus the maximum."""
+    """Return numbers of micro-batches to try: powers of two that may be enough, and the maximum."""
     current = config.train.gradient_accumulation_steps
     most = min(MAX_MICRO_BATCHES, program.rows // num_devices)
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
@@ -130,6 +130,6 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     fixed = program.state_bytes + num_copies * program.state_bytes // 3
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
-    # The estimate can be too low, so also try the maximum count. The maximum can also help in
-    # combination with other changes.
+    # The memory estimate can be too low, so also try the maximum number of micro-batches, which can
+    # also help in combination with other changes.
     return list(dict.fromkeys([*enough[:3], *counts[-1:]]))

@@ -43,10 +43,10 @@ class Collectives:
     dtype: str
     """XLA's name for the data type, such as "bf16"."""
     count: int
-    """The number of operations in a step. If a loop's number of iterations is unknown, each
-    operation in the loop is counted once."""
+    """The number of collectives that a step runs. If a loop's number of iterations is unknown, each
+    collective in the loop is counted once."""
     bytes: int
-    """The total size of the operations' results, in bytes."""
+    """The total size of the collectives' results, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Instruction:
     """An HLO instruction: one line of HLO text."""
 
     is_root: bool
-    """Whether this instruction is the root of its computation and so provides the result."""
+    """Whether this instruction is the root of its computation, which produces the result."""
     shape: str
     operation: str
     rest: str
@@ -137,10 +137,10 @@ def _continues_collective(name: str, computation: list[Instruction]) -> bool:
 
 
 def _result_shape(instruction: Instruction) -> str:
-    """Return the result's shape, without the operands that most asynchronous operations return."""
+    """Return the result's shape, without operands that most asynchronous operations include."""
     if instruction.operation == "all-reduce-start" or not instruction.operation.endswith("-start"):
         return instruction.shape
-    # The shape is (operand, result, ...), or ((operands), (results), ...).
+    # The shape has the form (operand, result, ...) or ((operands), (results), ...).
     groups = re.findall(r"\([^()]*\)", re.sub(r"\{[^{}]*\}", "", instruction.shape[1:-1]))
     if groups:
         return groups[1]

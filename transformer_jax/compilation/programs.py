@@ -1,4 +1,4 @@
-"""Compile a training step for devices that this machine does not have; inspect the program."""
+"""Compile a training step for devices that this machine lacks, and inspect the program."""
 
 import math
 import re
@@ -38,15 +38,15 @@ class StepProgram:
     source_length: int
     target_length: int
     fits: bool
-    """Whether the program needs at most `capacity_bytes`."""
+    """Whether the program compiles and is not known to need more than `capacity_bytes`."""
     peak_bytes: int | None
     """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects the
-    program without reporting a number."""
+    program without reporting its memory use."""
     state_bytes: int
-    """The part of `peak_bytes` that the parameters, Adam's moments, and the step counts take up."""
+    """The part of `peak_bytes` used by the parameters, Adam's moments, and the step counts."""
     capacity_bytes: int
     model_flops: float
-    """The FLOPs of a step's matrix products, counted as in a run's metrics but with full rows."""
+    """The FLOPs of a step's matrix products, counted as in a run's metrics but for full rows."""
     program_flops: float | None
     """The number of FLOPs that the compiler reports, with each loop body counted once. None if the
     compiler does not report a number."""
@@ -61,7 +61,7 @@ class StepProgram:
 
 
 def check_attention(config: Config, target: Target) -> None:
-    """Raise a UsageError if the config's attention needs NVIDIA GPUs and the target has none.
+    """Raise a UsageError if the config's attention needs NVIDIA GPUs but the target has none.
 
     Check all configs and targets before the first compilation, because a compilation can take
     minutes.
@@ -89,7 +89,7 @@ def compile_step(
     """Compile the step for one batch shape with the config's `train.parallelism`.
 
     Raises:
-        UsageError: the config needs cuDNN, and JAX cannot find it.
+        UsageError: the config requires cuDNN, but JAX cannot find it.
     """
     data = config.data
     model = build_model(config.model, data.vocab_size, data.source_vocab_size)
@@ -126,7 +126,7 @@ def compile_step(
 
 
 def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
-    """Return the size in bytes of the state on each device, excluding padding."""
+    """Return the size in bytes of the training state on each device, excluding padding."""
     return sum(
         math.prod(sharding.sharding(leaf).shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)
@@ -141,6 +141,6 @@ def _required_bytes(message: str) -> int | None:
 
 def _program_flops(compiled: jax.stages.Compiled) -> float | None:
     costs = compiled.cost_analysis()
-    # Some versions of JAX return a list with one element.
+    # In some versions of JAX, `cost_analysis` returns a list with one element.
     costs = costs[0] if isinstance(costs, list) else costs
     return (costs or {}).get("flops")

@@ -1,4 +1,4 @@
-"""A config's batch shapes, either assumed or taken from its prepared text."""
+"""The batch shapes for a config, either assumed or taken from its prepared text."""
 
 import itertools
 from typing import NamedTuple
@@ -22,9 +22,10 @@ class Shapes(NamedTuple):
 
 
 def assume_shapes(config: Config) -> Shapes:
-    """Return full-batch shapes with equal source and target widths: 16, 32, ..., data.max_length.
+    """Return the shapes of full batches whose source and target have equal widths.
 
-    The widest batch needs the most memory, so its memory use is an upper bound for any text.
+    The widths are 16, 32, ..., `data.max_length`. The widest batch needs the most memory, so its
+    memory use is an upper bound for any text.
     """
     data = config.data
     doubled = (MIN_WIDTH << i for i in itertools.count())
@@ -53,19 +54,19 @@ def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
 
 
 def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
-    """Return a copy of the bucket with as many rows as this value of data.batch_tokens allows."""
+    """Return a copy of the bucket with the maximum number of rows for `batch_tokens` tokens."""
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
 
 
 def _count_activations(config: Config, bucket: Bucket) -> float:
-    """Estimate how many numbers a step stores for its backward pass if `model.remat` is False."""
+    """Estimate how many values a step stores for its backward pass if `model.remat` is False."""
     model, (rows, source, target, _) = config.model, bucket
     layers = LAYER_ACTIVATIONS[model.architecture](model, source, target)
     return rows * (layers + target * config.data.vocab_size)
 
 
 def transformer_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many numbers a Transformer's layers store for one sentence pair."""
+    """Estimate how many values a Transformer's layers store for one sentence pair."""
     # Each sub-layer stores a few arrays of width d_model; a decoder layer has one more sub-layer
     # than an encoder layer.
     per_token = 8 * model.d_model + 2 * model.d_ff
@@ -79,7 +80,7 @@ def transformer_activations(model: ModelConfig, source: int, target: int) -> flo
 
 
 def recurrent_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many numbers recurrent layers store for one sentence pair."""
+    """Estimate how many values recurrent layers store for one sentence pair."""
     # Each cell stores its gates, its states, and the derivatives of its nonlinear functions.
     cells = model.num_layers * 15 * model.d_model * (source + target)
     # All decoder layers share one attention sub-layer with a single head.
@@ -88,7 +89,7 @@ def recurrent_activations(model: ModelConfig, source: int, target: int) -> float
 
 
 def convolutional_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many numbers convolutional layers store for one sentence pair."""
+    """Estimate how many values convolutional layers store for one sentence pair."""
     # Each layer stores its gates, its output, and the windows that its convolution reads.
     per_token = (model.conv_kernel_width + 6) * model.d_model
     # Each decoder layer attends to the source with a single head.

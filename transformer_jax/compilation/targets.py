@@ -28,8 +28,8 @@ class TPU(NamedTuple):
     """A generation of TPUs."""
 
     capacity: float
-    """The usable memory per device, in GiB. libtpu reports this number when a program needs more
-    memory. The values are from libtpu 0.0.42."""
+    """The usable memory per device, in GiB. The error for a program that needs more memory states
+    this number. The values are from libtpu 0.0.42."""
     dimensions: int
     """The number of dimensions of a slice."""
     devices_per_chip: int = 1
@@ -60,7 +60,7 @@ class Target:
     def topology(self) -> str:
         """The topology in XLA's format, such as "v5e:2x4" or "1x2x8".
 
-        For GPUs, the three numbers are the slices, the hosts, and the GPUs per host.
+        For GPUs, the three numbers count the slices, the hosts, and the GPUs per host.
         """
         shape = "x".join(map(str, self.shape))
         return f"{self.kind}:{shape}" if self.is_tpu else f"1x{shape}"
@@ -119,13 +119,13 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the devices that `text` specifies, or one device if it specifies no shape.
+    """Return the target that `text` specifies, with a single device if `text` has no shape.
 
     Examples: `v5e:2x4` means 8 TPU chips, `v4:2x2x1` means 4 TPU chips, `h100:8` means one host
     with 8 GPUs, and `h100:16` and `h100:2x8` both mean two hosts with 8 GPUs each.
 
     Raises:
-        UsageError: the kind does not exist, or its devices cannot have this shape.
+        UsageError: the kind of device does not exist or does not support this shape.
     """
     kind, colon, layout = text.partition(":")
     if kind not in KINDS:

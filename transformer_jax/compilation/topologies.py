@@ -38,7 +38,7 @@ def make_devices(target: Target) -> list[jax.Device]:
 
 
 def check_installed(target: Target) -> None:
-    """If the target's compiler is missing, raise a UsageError that names the extra to install."""
+    """If the target's compiler is missing, raise a UsageError with the command to install it."""
     if target.is_tpu and not _is_installed("libtpu"):
         raise UsageError("compiling for TPUs needs libtpu: pip install '.[tpu]'")
     if not target.is_tpu and not any(map(_is_installed, CUDA_PLUGINS)):

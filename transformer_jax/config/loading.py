@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_configs() -> Path:
-    """Return the folder of shipped configs, in the installed package or next to the source."""
+    """Return the folder of shipped configs, in the installed package or in the repository."""
     installed = PACKAGE / "shipped" / "configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
@@ -50,7 +50,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, keyed by name; a single experiment's key is "".
+    """Return the rows of FILE, or only FILE:ROW, keyed by name; a single experiment has the key "".
 
     Raises:
         ConfigError: the file or row does not exist or is invalid.
@@ -96,7 +96,7 @@ def resolve_path(path: str) -> Path:
 def _read_json_config(path: Path) -> Config:
     try:
         data = json.loads(path.read_text("utf-8"))
-        # A run's description, run.json, contains its config.
+        # The file run.json, which describes a run, contains the run's config.
         is_run = isinstance(data, dict) and "config" in data
         return Config.from_dict(data["config"] if is_run else data)
     except (ConfigError, OSError, *INVALID_JSON) as error:
@@ -104,7 +104,7 @@ def _read_json_config(path: Path) -> Config:
 
 
 def _rows_of(names: Mapping[str, object], path: str) -> dict[str, Row]:
-    """Return the rows that a config file defines, given its top-level names."""
+    """Return the rows that a config file defines; `names` contains its top-level variables."""
     if "SWEEP" in names:
         sweep = names["SWEEP"]
         if not isinstance(sweep, dict) or not sweep or not all(isinstance(k, str) for k in sweep):

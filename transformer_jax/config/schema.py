@@ -1,7 +1,7 @@
 """The schema of an experiment's config. The defaults describe the paper's base model.
 
-An ablation specifies only its differences from these defaults (Table 3). Stored configs are JSON,
-so loading one never executes code.
+An ablation, such as a row of Table 3, specifies only its differences from the defaults. Stored
+configs are JSON, so loading one never executes code.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ MAX_WARMUP_FACTOR = 4
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment. `Config()` is the paper's base model, trained on number words.
+    """One experiment. `Config()` is the paper's base model, trained on the `number_words` corpus.
 
     Raises:
         ConfigError: a value violates a rule, or two fields conflict.
@@ -128,9 +128,9 @@ class Config:
     def describe_warmup(self) -> str | None:
         """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
-        The limit is a factor of 4. Too few warmup tokens can make training diverge. A config that
-        scales the learning rate, as the `tiny` config does, has a custom schedule, so it does not
-        need the warning.
+        The warning appears if the numbers of tokens differ by more than a factor of 4. Too few
+        warmup tokens can make training diverge. A config that scales the learning rate, as the
+        `tiny` config does, has a custom schedule, so it does not need the warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)

@@ -1,6 +1,7 @@
 """The four sections of a config, whose defaults describe the paper's base model.
 
-A field's docstring is its help text. Multi-line help text fits in 80 columns.
+The docstring of a field is its `--help` text. Help text that spans several lines is wrapped at 80
+columns.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
-# The maximum value of `data.max_batch_shapes`, which is also its default.
+# The maximum value of `data.max_batch_shapes`, which is also the default.
 MAX_BATCH_SHAPES = 12
 # By default, each number below a million occurs on at most one line of the number_words corpus.
 MAX_NUMBER_WORDS_PAIRS = 500_000
@@ -40,10 +41,10 @@ class ModelConfig(ConfigSection):
     layers (Bahdanau et al., Luong et al.), and `conv` uses gated convolutions
     (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
-    """Number of layers in the encoder and in the decoder: the paper's N."""
+    """Number of layers in each stack (encoder and decoder): the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
-    """Number of layers in the decoder. Default: model.num_layers. With another
-    number, the model differs from the paper's."""
+    """Number of layers in the decoder. Default: model.num_layers. With a value
+    other than model.num_layers, the model differs from the paper's."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
@@ -85,7 +86,7 @@ class ModelConfig(ConfigSection):
     self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
     """For `relative` positions: the maximum distance (k in Shaw et al.).
-    Longer distances are clipped."""
+    Longer distances are clipped to this maximum."""
     position_buckets: Annotated[int, between(4, 64)] = 32
     """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
     attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
@@ -105,9 +106,10 @@ class ModelConfig(ConfigSection):
     gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
     paper, which suggests this limit as future work."""
     attention_bias: bool = False
-    """Add biases to the four attention projections. Differs from the paper, which adds none."""
+    """Add biases to the four attention projections. Differs from the paper, which
+    has no biases there."""
     output_bias: bool = False
-    """Add a per-token bias to the logits. Differs from the paper, which adds none."""
+    """Add a per-token bias to the logits. Differs from the paper, which has none."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
@@ -117,7 +119,8 @@ class ModelConfig(ConfigSection):
     `pre`, which differs from the paper, normalizes before each sub-layer and at
     the end of each stack."""
     layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
-    """Constant added to the variance in layer normalization. The paper does not specify it."""
+    """Constant added to the variance in layer normalization. The paper does not
+    specify this constant."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
     """Which embedding matrices are shared (section 3.4). With `all`, the source
     embedding (unless data.source_vocab_size is set), the target embedding, and
@@ -142,9 +145,9 @@ class ModelConfig(ConfigSection):
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Data type of the computation. Parameters, softmax, and loss use float32.
-    Use `float64` only to verify results in Python, in a jax.enable_x64(True)
-    context."""
+    """Data type of the computation. With `bfloat16`, parameters, softmax, and
+    loss still use float32. Use `float64` only to verify results in Python, in a
+    jax.enable_x64(True) context."""
     remat: bool = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Literal["lstm", "gru"] = "lstm"
@@ -249,7 +252,8 @@ class DataConfig(ConfigSection):
     are equally likely, so most numbers have many digits."""
     train: tuple[str, str] | None = None
     """For `text`: the source file and target file of the training set (UTF-8,
-    plain or gzip). Line n of one file translates line n of the other."""
+    plain or gzip). Line n of the target file is the translation of line n of
+    the source file."""
     dev: tuple[str, str] | None = None
     """For `text`: the development set, in the same format as data.train.
     Training evaluates the model on this set."""
@@ -325,7 +329,8 @@ class TrainConfig(ConfigSection):
     """The training procedure (sections 5.2 to 5.4)."""
 
     steps: Annotated[int, POSITIVE] = 100_000
-    """Number of parameter updates."""
+    """Number of training steps, including steps that are skipped because the loss
+    or gradient is not finite."""
     warmup_steps: Annotated[int, POSITIVE] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE] = 1.0
@@ -342,10 +347,10 @@ class TrainConfig(ConfigSection):
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
-    """How train.label_smoothing is divided among tokens. With `vocabulary`,
-    each of the V tokens, including the true token, gets a share of 1/V. With
-    `other_tokens`, each token except the true one gets 1/(V-1), as in
-    Tensor2Tensor. The paper does not say which variant it uses."""
+    """How the fraction train.label_smoothing is divided among tokens. With
+    `vocabulary`, each of the V tokens, including the true token, gets a share
+    of 1/V. With `other_tokens`, each token except the true one gets 1/(V-1), as
+    in Tensor2Tensor. The paper does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Split each batch into this many micro-batches to save memory. Each
     micro-batch uses its own dropout masks."""
@@ -361,7 +366,8 @@ class TrainConfig(ConfigSection):
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, POSITIVE] = 1000
     """Number of steps or epochs between scheduled checkpoints. At each scheduled
-    checkpoint, training computes the perplexity on the development set."""
+    checkpoint, training computes the perplexity on the development set. The
+    paper saves a checkpoint every 10 minutes."""
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
@@ -371,8 +377,8 @@ class TrainConfig(ConfigSection):
     consecutive scheduled checkpoints. Differs from the paper, which trains for
     a fixed number of steps."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
-    """Keep this many of the most recent scheduled checkpoints, for averaging.
-    The best checkpoint is always kept."""
+    """Number of recent scheduled checkpoints to keep for averaging. The best
+    checkpoint is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery
     checkpoint is saved after step 1, and the intervals then grow to this
@@ -381,22 +387,24 @@ class TrainConfig(ConfigSection):
     """Number of steps between reports of training metrics."""
     profile: Annotated[int, at_least(0)] = 0
     """Number of steps to trace with JAX's profiler. The trace begins
-    train.log_every steps after training starts or resumes. It is written to
-    RUN/profile, for viewing in TensorBoard or Perfetto."""
+    train.log_every steps after training starts or resumes. The trace is written
+    to RUN/profile, for viewing in TensorBoard or Perfetto."""
 
     name = "train"
 
 
 @dataclass(frozen=True)
 class DecodeConfig(ConfigSection):
-    """The search for translations (section 6.1)."""
+    """The search for the best translation (section 6.1)."""
 
     beam_size: Annotated[int, between(1, 1000)] = 4
-    """Number of hypotheses in the beam. 1 is greedy search."""
+    """Number of hypotheses in the beam; 1 means greedy search, which does not
+    use the length penalty or decode.beam_end."""
     length_penalty: Literal["gnmt", "power"] = "gnmt"
-    """The score of a translation is its log-probability divided by this
-    penalty. `gnmt`, as in the paper, is ((5 + length) / 6)^alpha. `power`,
-    which differs from the paper, is length^alpha."""
+    """The length penalty. The score of a translation is its log-probability
+    divided by the length penalty. `gnmt`, as in the paper, is
+    ((5 + length) / 6)^alpha. `power`, which differs from the paper, is
+    length^alpha."""
     length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
     """The exponent alpha of the length penalty. 0 disables the penalty."""
     max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
@@ -407,8 +415,8 @@ class DecodeConfig(ConfigSection):
     the 2 x beam_size most likely continuations. `any`, which differs from the
     paper, lets every hypothesis finish."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
-    """Translate with the mean of the last N scheduled checkpoints. For Table 2,
-    the paper averages 5 checkpoints of the base model and 20 of the big model.
-    For Table 3, it does not average checkpoints."""
+    """Translate with the mean parameters of the last N scheduled checkpoints.
+    For Table 2, the paper averages 5 checkpoints of the base model and 20 of
+    the big model. For Table 3, the paper does not average checkpoints."""
 
     name = "decode"

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
 
-# A larger integer cannot be converted to a float.
+# An integer above this limit cannot be converted to a float.
 LARGEST = sys.float_info.max
 
 TypeForm = Any
@@ -28,7 +28,7 @@ TypeForm = Any
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a number. NaN never satisfies it."""
+    """A condition on a number. A rule never allows NaN."""
 
     words: str
     """A phrase that completes the sentence "The field must be ..."."""
@@ -109,7 +109,7 @@ def _check_type(field: str, field_type: TypeForm, value: object) -> None:
     allowed = (
         typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     )
-    # Every tuple field is a pair of strings.
+    # Every field of tuple type contains a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
     # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass
     # of int.

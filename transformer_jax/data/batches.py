@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of similar length, with a limited number of tokens (section 5.1).
+"""Batch sentence pairs of similar length, with a limit on the tokens per batch (section 5.1).
 
 Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
 reads the same batches as an uninterrupted run.
@@ -12,15 +12,16 @@ import numpy as np
 from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 
-# The number of rows in a batch is a multiple of this number, so rows usually divide evenly among
-# devices.
+# The number of rows in a batch is a multiple of `ROW_MULTIPLE`, so the rows usually divide evenly
+# among the devices.
 ROW_MULTIPLE = 8
 
 
 class Batch(NamedTuple):
-    """Token IDs of sentence pairs, int32[rows, width]. Each row ends with EOS, followed by zeros.
+    """The token IDs of sentence pairs, int32[rows, width].
 
-    The arrays are NumPy arrays on the host and JAX arrays on devices.
+    Each sentence ends with EOS, followed by zero padding. The arrays are NumPy arrays on the host
+    and JAX arrays on devices.
     """
 
     source: Any
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The shards that one process needs from each batch: [first, last) of `total` shards."""
+    """The range of shards that one process needs from each batch: [first, last) out of `total`."""
 
     first: int = 0
     last: int = 1
@@ -47,7 +48,7 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def pad(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
-        """Return the sequences at `indices` plus empty rows: int32[rows, width], padded with 0."""
+        """Return the sequences at `indices`, padded with 0 and empty rows to int32[rows, width]."""
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
         padded = np.zeros((rows, width), np.int32)
@@ -63,7 +64,7 @@ class Ragged(NamedTuple):
 
 
 def max_rows(batch_tokens: int, width: int) -> int:
-    """Return the maximum number of rows in a batch whose longer side has this width."""
+    """Return the maximum number of rows in a batch whose larger width is `width`."""
     return max(batch_tokens // width // ROW_MULTIPLE, 1) * ROW_MULTIPLE
 
 
@@ -84,7 +85,7 @@ class Bucket(NamedTuple):
 
 
 class Batches:
-    """All of a run's batches, in order: `batches[step]`. Each epoch contains each pair once."""
+    """A run's batches, indexed by step: `batches[step]`. Each epoch contains each pair once."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class Batches:
     ) -> None:
         """Plan batches with at most `batch_tokens` positions on each side, including padding.
 
-        A batch has at least `ROW_MULTIPLE` rows, so batches with very long sentences exceed this
-        limit.
+        A batch has at least `ROW_MULTIPLE` rows, so batches with very long sentences exceed
+        `batch_tokens`.
         """
         self.source, self.target, self._seed = source, target, seed
         lengths = np.stack([source.lengths, target.lengths], axis=1)
@@ -156,7 +157,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return only this shard of the batch. Empty rows pad all shards to the same size."""
+        """Return one process's rows of this step's batch. Empty rows pad all shards to one size."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]
@@ -168,11 +169,11 @@ class Batches:
 
     @property
     def density(self) -> float:
-        """The fraction of an epoch's positions that contain tokens."""
+        """The fraction of positions in an epoch that contain tokens instead of padding."""
         return self._tokens / sum(b.rows * (b.source + b.target) * b.batches for b in self.buckets)
 
     def describe_repetition(self, steps: int) -> str | None:
-        """Return a warning, or None if the steps read each pair at most `MAX_EPOCHS` times."""
+        """Return a warning, or None if training reads each pair at most `MAX_EPOCHS` times."""
         epochs = steps / self.per_epoch
         if epochs <= MAX_EPOCHS:
             return None
@@ -183,7 +184,7 @@ class Batches:
 
     @property
     def summary(self) -> str:
-        """A one-line description of an epoch."""
+        """A one-line description of the batches in an epoch."""
         return (
             f"{self.per_epoch} per epoch in {len(self.buckets)} shapes, "
             f"{self.density:.1%} of positions are tokens"

@@ -1,12 +1,12 @@
-"""Search for a few bucket sizes that require little padding.
+"""Choose a few bucket sizes that keep padding low.
 
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
 bucket of size (S, T) pads pairs with at most S source and T target tokens to S + T positions. The
-search minimizes the total number of positions. First, it adds buckets until little padding remains,
-each time choosing the bucket that saves the most positions. Second, it replaces each bucket in turn
-with the best one, given the other buckets. Third, it repeats the second phase, starting from random
-buckets, and keeps the best result. The random number generator has a fixed seed, so the same
-lengths always give the same buckets.
+search minimizes the total number of positions. First, the search repeatedly adds the bucket that
+saves the most positions, until little padding remains. Second, the search replaces each bucket in
+turn with the best choice given the other buckets. Third, the search repeats the second phase from
+random sets of buckets and keeps the best result. The random number generator has a fixed seed, so
+the same lengths always give the same buckets.
 """
 
 import math
@@ -26,9 +26,9 @@ def choose_bucket_sizes(
 ) -> np.ndarray:
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
-    `lengths` is int[pairs, 2]. The greedy search stops as soon as the fraction of positions that
-    contain tokens reaches `target_density`, because another bucket would cost a compilation and
-    save little padding.
+    `lengths` contains the length of each source and target, int[pairs, 2]. The greedy search stops
+    as soon as the fraction of positions that contain tokens reaches `target_density`, because
+    another bucket would require a compilation but save little padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density, max_buckets)
@@ -54,13 +54,13 @@ def assign_buckets(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 class PaddingCost:
-    """The padding cost of a bucket set, and searches for sets with a low cost.
+    """Compute the padding cost of bucket sets, and search for sets with a low cost.
 
-    The first bucket in a set must fit all pairs.
+    The first bucket in a set must be large enough for all pairs.
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
-        """Count the pairs by source and target length. `lengths` is int[pairs, 2]."""
+        """Count the pairs by source and target length: the two columns of `lengths`."""
         # Round each length up to the next candidate width. The candidates are quantiles of the
         # lengths. The quantiles are denser among the longest sentences.
         levels = np.union1d(np.linspace(0, 1, 129), 1 - 0.5 ** np.arange(4, 24, 0.5))
@@ -73,11 +73,11 @@ class PaddingCost:
         self.tokens = int(lengths.sum())
 
     def cost(self, sizes: list[Size]) -> int:
-        """Return the total number of positions in all pairs, including padding."""
+        """Return the total number of positions that all pairs occupy, including padding."""
         return int((self._positions_per_pair(sizes) * self.counts).sum())
 
     def _positions_per_pair(self, sizes: list[Size]) -> np.ndarray:
-        """Return how many positions a pair of each size needs in the smallest bucket that fits."""
+        """Return, for each pair size, the number of positions in the smallest bucket that fits."""
         cheapest = np.full(self.counts.shape, self.positions[-1, -1])
         for source, target in sizes:
             fits = np.ix_(self.widths[0] <= source, self.widths[1] <= target)
@@ -92,7 +92,7 @@ class PaddingCost:
         current = self._positions_per_pair(sizes)
         saved = np.zeros(self.counts.shape)
         # All pairs with the same current cost would save the same number of positions by moving to
-        # a candidate bucket. A cumulative sum counts the pairs that fit in each candidate.
+        # a candidate bucket. A cumulative sum counts the pairs that fit in each candidate bucket.
         for positions in np.unique(current):
             counts = np.where(current == positions, self.counts, 0)
             fitting = counts.cumsum(axis=0).cumsum(axis=1)
@@ -108,7 +108,7 @@ class PaddingCost:
         return sizes
 
     def random_start(self, rng: np.random.Generator, count: int) -> list[Size]:
-        """Return `count` random sizes, drawn from the pair lengths."""
+        """Return `count` random bucket sizes, drawn from the lengths of the pairs."""
         i, j = np.nonzero(self.counts)
         drawn = rng.choice(len(i), count, p=self.counts[i, j] / self.counts.sum())
         return [self._size(i[k], j[k]) for k in drawn]

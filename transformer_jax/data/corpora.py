@@ -12,7 +12,7 @@ from transformer_jax.data.tree_files import TreeFiles
 
 
 class Corpus(Protocol):
-    """Parallel text in disjoint splits. Each split is a fixed sequence of line pairs."""
+    """A parallel corpus with disjoint splits. Each split is a fixed sequence of line pairs."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
 
 
 def bleu_tokenizer(config: DataConfig) -> str:
-    """Return the sacreBLEU tokenizer that splits hypotheses and references into words."""
+    """Return the name of the sacreBLEU tokenizer for hypotheses and references."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
     # A German number is a single word, so word-level BLEU would find no n-grams with n > 1. The

@@ -1,4 +1,4 @@
-"""Encode lines as token IDs in flat files, chunk by chunk; count and drop unsuitable pairs.
+"""Encode lines in chunks, write token IDs to flat files, and count and drop unsuitable pairs.
 
 An encoded corpus consists of these files:
 
@@ -29,7 +29,8 @@ from transformer_jax.errors import DataError
 T = TypeVar("T")
 
 SIDES = ("source", "target")
-# A chunk ends when it reaches either limit. A token takes 36 bytes in a list of Python integers.
+# A chunk ends when it reaches the limit on pairs or on characters. A token takes up 36 bytes in a
+# list of Python integers.
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
@@ -39,8 +40,8 @@ LENGTH = np.dtype("<u4")
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
 
 Progress = Callable[[str, int, int], None]
-"""A callback that runs about once per chunk. Its arguments are the activity, the number of finished
-pairs, and the total (0 if unknown)."""
+"""A callback that runs about once per chunk. The arguments are a description of the activity, the
+number of finished pairs, and the total (0 if unknown)."""
 
 
 def ignore_progress(_activity: str, _done: int, _total: int) -> None:
@@ -60,7 +61,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
 
 
 def unfit_text(source: str, target: str) -> str | None:
-    """Return why training drops this pair of lines, or None if it keeps the pair."""
+    """Return the reason for dropping this pair of lines, or None to keep the pair."""
     if not source.strip() or not target.strip():
         return "empty"
     if is_too_long(source) or is_too_long(target):
@@ -70,7 +71,7 @@ def unfit_text(source: str, target: str) -> str | None:
 
 def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
     """Return the reason for dropping a pair with these token counts, or None to keep the pair."""
-    # The counts include EOS, but the ratio ignores it.
+    # The token counts include EOS, but the length ratio ignores it.
     shorter, longer = sorted((source - 1, target - 1))
     if shorter == 0:
         return "empty"
@@ -88,7 +89,7 @@ class SplitWriter:
         """Choose the paths of the split's files in `folder`, without writing anything yet."""
         self.corpus, self.split, self.config = corpus, split, config
         self.vocabulary = vocabulary
-        # Only the training split is filtered, because dev and test are scored as a whole.
+        # Only the training split is filtered, because the dev and test splits are scored in full.
         self.is_filtered = split == "train"
         kinds = ["tokens", "lengths"] if self.is_filtered else ["tokens", "lengths", "txt"]
         self.paths = {
@@ -103,7 +104,7 @@ class SplitWriter:
         pairs dropped for each reason.
 
         Raises:
-            DataError: no pairs are left, or a dev or test line is too long.
+            DataError: no pairs are left after filtering, or a dev or test line is too long.
         """
         total = self.corpus.count(self.split)
         done, outcome = self._resume()
@@ -116,8 +117,8 @@ class SplitWriter:
                     progress(f"encoding {self.split}", done, total)
                     self._write_journal(done, outcome)
             except DataError:
-                # If the text has changed, the files contain lines of the changed text. Delete the
-                # journal so that the next attempt, perhaps with the original text, starts over.
+                # If the text has changed, the files contain lines from the changed text. Delete
+                # the journal so that the next attempt, perhaps with the original text, starts over.
                 self.journal.unlink(missing_ok=True)
                 raise
         if not outcome["kept"]:

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from transformer_jax.data.trees import Bracket
 
-# The tags that evalb's parameter files COLLINS.prm and new.prm delete.
+# The tags that evalb deletes with the parameter files COLLINS.prm and new.prm.
 PUNCTUATION_TAGS = frozenset({",", ":", "``", "''", ".", "?", "!"})
 NORMALIZED_TAG = "XX"
 
 
 class Parse(NamedTuple):
-    """A linearized tree after repair."""
+    """A parsed linearized tree, repaired if necessary."""
 
     tags: tuple[str, ...]
-    """The symbol for each word, such as XX."""
+    """The part-of-speech symbol of each word, such as XX."""
     brackets: tuple[Bracket, ...]
     is_repaired: bool
     """Whether repair was needed to obtain a tree with the right number of words."""
@@ -90,11 +90,11 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The bracket's index, counting brackets in the order in which they open."""
+    """The bracket's index in the order in which brackets open."""
     label: str
     start: int
 
     def close(self, slots: list[Bracket | None], end: int) -> None:
-        """If the bracket contains any words, store it in its slot."""
+        """If the bracket contains any words, store it in `slots` at its index."""
         if self.start < end:
             slots[self.index] = Bracket(self.label, self.start, end)

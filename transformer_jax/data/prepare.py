@@ -36,7 +36,7 @@ class Prepared(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of all tokens and lines, which does not depend on the machine."""
+        """The SHA-256 of all tokens and lines, which is the same on every machine."""
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
@@ -45,7 +45,7 @@ class Prepared(NamedTuple):
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines of the dev or test split; it must be in `report`."""
+        """Return the source and target lines of a dev or test split, which must be in `report`."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
@@ -100,11 +100,11 @@ def find_prepared(
 ) -> Prepared:
     """Load the data that a run was created with, encoding it again if it is not in the cache.
 
-    With `verify_text`, read the text even if it is cached. Raise a DataError if the text has
-    changed.
+    If `verify_text` is true, read the original text even if the encoded corpus is cached. Raise a
+    DataError if the text has changed.
     """
     if not verify_text:
-        # Names with a suffix belong to unfinished corpora and lock files.
+        # Unfinished corpora and lock files have names with a suffix.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:
@@ -132,7 +132,7 @@ def _read_report(folder: Path) -> JsonObject | None:
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> JsonObject:
-    """Encode all splits, rename the folder once it is complete, and return its report."""
+    """Encode all splits in a partial folder, rename it when complete, and return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: JsonObject = {"corpus": corpus.name, **vocabulary.describe()}

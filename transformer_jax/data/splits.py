@@ -1,4 +1,4 @@
-"""The names of a corpus's splits."""
+"""The names of the splits of a corpus."""
 
 from typing import Literal
 

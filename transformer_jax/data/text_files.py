@@ -32,7 +32,7 @@ class FileCorpus:
     """The prefix of `identity`."""
 
     def __init__(self, name: str, paths: Mapping[Split, Sequence[Path]]) -> None:
-        """Record the files of each split and their current versions."""
+        """Record the files of each split, with their sizes and modification times."""
         # In the names of files and folders, escape any bytes that are not valid UTF-8, because
         # terminals cannot show them.
         self.name = name.encode(errors="backslashreplace").decode()
@@ -112,7 +112,7 @@ class TextFiles(FileCorpus):
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         """Yield pairs of lines, starting at pair `start`; raise a DataError if a file changes."""
-        # This call raises a DataError if the two files have different numbers of lines.
+        # `count` raises a DataError if the two files have different numbers of lines.
         self.count(split)
         source, target = (read_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)
@@ -152,7 +152,7 @@ def _read_error(path: Path, error: OSError) -> DataError:
 
 
 def file_version(path: Path) -> tuple[int, int] | None:
-    """Return the size and modification time of a file, or None if there is no such file."""
+    """Return the size and modification time of a file, or None if it is inaccessible."""
     try:
         status = path.stat()
     except OSError:
@@ -177,7 +177,8 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with _open(path) as file:
             # A truncated line may lose up to 6 bytes: a byte-order mark and an incomplete
-            # character. With 8 extra bytes, a truncated line still exceeds the limit.
+            # character. Reading 8 extra bytes ensures that a truncated line still exceeds the
+            # limit.
             while line := file.readline(MAX_LINE_BYTES + 8):
                 number += 1
                 is_truncated = len(line) == MAX_LINE_BYTES + 8 and not line.endswith(b"\n")

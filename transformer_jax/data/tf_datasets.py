@@ -1,4 +1,4 @@
-"""Parallel text from TensorFlow Datasets (TFDS), without TensorFlow (section 5.1).
+"""Parallel text from TensorFlow Datasets (TFDS), read without TensorFlow (section 5.1).
 
 TFDS downloads a dataset once, verifies it, and stores it as ArrayRecord files that can be read
 without TensorFlow or a network connection. TFDS shuffles the pairs into the same order on every
@@ -21,7 +21,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, Setting, StorageError, UsageError
 
-# TFDS has no type annotations. A TFDS builder finds, stores, and opens a dataset.
+# TFDS has no type annotations. A TFDS builder downloads, stores, and opens a dataset.
 Builder = Any
 # The TFDS name of each split.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
@@ -35,12 +35,12 @@ ADVICE = "download the text yourself and train with configs/text.py"
 
 @dataclass(frozen=True)
 class TranslationDataset:
-    """A TFDS translation dataset. Its validation split is called `dev` in this package.
+    """A TFDS translation dataset. This package calls the validation split `dev`.
 
     `wmt14_translate/de-en` is the paper's dataset. It has about 4.5 million training pairs from
     Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the test
     split is newstest2014. TFDS has one dataset for both directions, and `languages` selects the
-    direction. Each sentence becomes one line. Accessing any member except `name` downloads the
+    direction. Each sentence becomes one line. Every property and method except `name` downloads the
     dataset if necessary.
 
     Raises:
@@ -88,7 +88,7 @@ class TranslationDataset:
                 chunk = range(first, min(first + CHUNK_PAIRS, len(pairs)))
                 for pair in pairs.__getitems__(chunk):
                     yield _line(pair[source]), _line(pair[target])
-        # Reading damaged files raises different exceptions, depending on where the damage is.
+        # Damaged files cause different exceptions, depending on where the damage is.
         except (OSError, ValueError, IndexError, RuntimeError) as error:
             raise DataError(
                 f"{self.name} cannot be read ({_root_cause(error)}): {self._removal_advice}"
@@ -114,7 +114,7 @@ class TranslationDataset:
 
     @cached_property
     def _prepared(self) -> Builder:
-        """The builder for the stored dataset, which contains at least train and dev splits."""
+        """The builder for the stored dataset, which has at least a train split and a dev split."""
         builder = self._builder
         _download_and_prepare(builder)
         if not builder.info.splits:
@@ -137,7 +137,7 @@ def _name(builder: Builder) -> str:
 
 
 def _line(text: bytes | str) -> str:
-    """Return a sentence as one line. TFDS yields bytes, but its mock data yields strings."""
+    """Return a sentence as one line. TFDS yields bytes, but its mock data contains strings."""
     line = text.decode() if isinstance(text, bytes) else text
     if not isinstance(line, str):
         raise ValueError("a pair has no text")
@@ -146,8 +146,8 @@ def _line(text: bytes | str) -> str:
 
 def _tfds() -> ModuleType:
     """Import TFDS and its translation datasets, or raise a UsageError if a package is missing."""
-    # Without the first two packages, TFDS logs a traceback and continues. Importing `translate`
-    # registers the translation datasets.
+    # If `importlib_resources` or `array_record` is missing, TFDS only logs a traceback and
+    # continues. Importing `translate` registers the translation datasets.
     for module in ("importlib_resources", "array_record", "tensorflow_datasets.translate"):
         try:
             importlib.import_module(module)
@@ -161,7 +161,8 @@ def _tfds() -> ModuleType:
 
 def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
     """Return the TFDS builder for a dataset, without downloading anything."""
-    # Accept only names, because TFDS also parses builder arguments and community namespaces.
+    # Accept only dataset names, because TFDS itself would also parse builder arguments and
+    # community namespaces.
     match = re.fullmatch(r"(\w+)(?:/([\w.+-]+))?(?::([\d.]+))?", dataset)
     if not match:
         raise UsageError(
@@ -183,7 +184,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
                 Setting("data.folder", "FOLDER"),
             ) from error
         if isinstance(error, ValueError | AssertionError):
-            # TFDS's message states the failed call and then the reason.
+            # The TFDS error message names the call that failed and then gives the reason.
             reason = reason.rpartition('": ')[2]
             raise UsageError(f"TFDS cannot provide {dataset}: {reason}") from error
         raise DataError(f"{dataset} cannot be read from {location}: {reason}") from error

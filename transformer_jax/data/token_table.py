@@ -1,8 +1,8 @@
-"""A tokenizer whose token IDs come from a table, as in Marian's models.
+"""A tokenizer whose token IDs come from a table, as in Marian models.
 
-Marian splits text with one SentencePiece model for each language. It then maps each token to its ID
-with a table that both languages can share. In this package, special tokens have the IDs in
-`special_tokens`, so the token order differs from Marian's order.
+Marian splits text with one SentencePiece model for each language. Marian then maps each token to an
+ID with a table that both languages can share. In this package, `special_tokens` defines the IDs of
+special tokens, so the order of tokens differs from Marian's.
 """
 
 import json
@@ -24,7 +24,7 @@ class TokenTable(NamedTuple):
     """The text of each token, in the order of the other program's IDs."""
     padding: int
     begin: int | None
-    """The ID of the first token that the decoder reads, or None if it reads padding first."""
+    """The ID of the decoder's start token, or None if the decoder starts with padding."""
     end: int
     unknown: int
 
@@ -33,7 +33,7 @@ class TokenTable(NamedTuple):
         """Convert the output of `to_json` back into a table.
 
         Raises:
-            DataError: the content is invalid. The message mentions `name`.
+            DataError: the content is invalid. The error message contains `name`.
         """
         try:
             data = json.loads(content)
@@ -92,7 +92,7 @@ class TableTokenizer(Tokenizer):
     """A tokenizer that splits text with a SentencePiece model and looks up IDs in a table.
 
     A token that is not in the table becomes the unknown token. Decoding omits special tokens, as
-    `MarianTokenizer` in transformers does.
+    `MarianTokenizer` in the transformers library does.
     """
 
     def __init__(self, model: bytes, table: TokenTable, name: str = "tokenizer") -> None:
@@ -124,5 +124,5 @@ class TableTokenizer(Tokenizer):
 
     def _join(self, tokens: Sequence[int]) -> str:
         texts = [self.token_texts[token] for token in tokens if token not in self._names]
-        # SentencePiece keeps the "▁" in a token that is not in its model.
+        # When SentencePiece decodes a token that is not in its model, it keeps the "▁".
         return self._processor.decode_pieces(texts).replace("▁", " ").strip()

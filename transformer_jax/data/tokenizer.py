@@ -4,7 +4,7 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 
 1. a run of spaces (only U+0020) becomes one space;
 2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
-3. spaces at both ends are removed;
+3. leading and trailing spaces are removed;
 4. a run of characters that do not occur in the training text becomes " ⁇ ", which begins and ends
    with a space.
 """
@@ -30,8 +30,9 @@ Unit = Literal["subwords", "words"]
 # The maximum length of a training line in bytes. SentencePiece silently drops longer lines.
 MAX_TRAINING_LINE = 4192
 
-# This program loads an untrusted model in a separate process, with at most 2 GiB of memory. Its
-# command-line arguments are the entries of `sys.path`. It prints "ready" once the imports succeed.
+# This program loads an untrusted model in a separate process, with at most 2 GiB of memory. The
+# program's command-line arguments are the entries of `sys.path`. The program prints "ready" once
+# its imports succeed.
 PROBE = """
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -44,7 +45,7 @@ p.encode("Two words, ½ and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 p.id_to_piece(list(range(len(p))))
 """
-# SentencePiece's model type for each unit.
+# The SentencePiece model type for each unit.
 MODEL_TYPES: dict[Unit, str] = {"subwords": "bpe", "words": "word"}
 # The display names of the special tokens.
 NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}
@@ -71,13 +72,13 @@ class Tokenizer:
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
-        """Train a vocabulary of at most `vocab_size` tokens. Short text yields fewer tokens.
+        """Train a vocabulary of at most `vocab_size` tokens. A short text yields fewer tokens.
 
         If `unit` is "words", the tokens are the most frequent words in the lines. All other words
-        are unknown.
+        become the unknown token.
 
-        The same lines yield a byte-identical model on any machine: training uses one thread, and
-        the model contains no file names.
+        The same lines yield a byte-identical model on any machine, because training uses one
+        thread and the model contains no file names.
 
         Raises:
             DataError: the lines are empty or have too many distinct characters.
@@ -123,7 +124,7 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """The hexadecimal SHA-256 of the model and, if there is one, of the table."""
+        """The SHA-256 of the model and the table (if there is one), in hexadecimal."""
         return digest_files(self.model, b"" if self.table is None else self.table.to_json())
 
     @functools.cached_property
@@ -149,12 +150,12 @@ class Tokenizer:
 
 
 def digest_files(*contents: bytes) -> str:
-    """Return the SHA-256 of the concatenated contents, in hexadecimal."""
+    """Return the SHA-256 of the concatenated file contents, in hexadecimal."""
     return hashlib.sha256(b"".join(contents)).hexdigest()
 
 
 def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Read a SentencePiece model. If it is invalid, raise a DataError that mentions `name`."""
+    """Read a SentencePiece model, or raise a DataError that mentions `name` if it is invalid."""
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -176,7 +177,7 @@ def check_model(model: bytes, name: str) -> None:
     path = [entry for entry in sys.path if Path(entry).is_absolute()]
     command = [sys.executable, "-I", "-c", PROBE, *path]
     try:
-        # The program is a constant, and this Python interpreter runs it.
+        # This command is safe: it runs a constant program with the current Python interpreter.
         probe = subprocess.run(command, input=model, capture_output=True, timeout=60)  # noqa: S603
     except subprocess.TimeoutExpired:
         raise DataError(f"{problem}: loading it timed out") from None
@@ -201,14 +202,14 @@ class Vocabulary(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the two languages share a vocabulary. Their SentencePiece models can differ."""
+        """Whether both languages share a vocabulary. Their SentencePiece models can differ."""
         if self.source is self.target:
             return True
         return self.source.table is not None and self.source.table == self.target.table
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The vocabulary sizes as config fields.
+        """The vocabulary sizes, keyed by config field.
 
         `data.source_vocab_size` is None for a shared vocabulary.
         """

@@ -1,8 +1,9 @@
 """A treebank in a folder. Each sentence is a source, and its linearized tree is the target.
 
-A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). Otherwise, it consists of
-sections of the Wall Street Journal part of the Penn Treebank, which are folders (`00/` to `24/`).
-Sections 02 to 21 are for training, section 22 is for development, and section 23 is for testing.
+A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). If neither exists, a
+split consists of Wall Street Journal sections of the Penn Treebank, which are folders (`00/` to
+`24/`). Sections 02 to 21 are for training, section 22 is for development, and section 23 is for
+testing.
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
 lines. Both kinds of files may be compressed with gzip.
@@ -66,7 +67,7 @@ class TreeFiles(FileCorpus):
         """Yield each sentence and its linearized tree, starting at tree `start`.
 
         Raises:
-            DataError: a tree is invalid, or a file changed.
+            DataError: a tree is invalid, or a file has changed.
         """
         for words, tags, brackets in itertools.islice(self._read_trees(split), start, None):
             yield " ".join(words), linearize(tags, brackets)

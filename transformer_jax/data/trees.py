@@ -25,17 +25,17 @@ TOP_LABELS = ("", "TOP", "ROOT", "S1")
 
 
 class Bracket(NamedTuple):
-    """A constituent: its label and the range of its words."""
+    """A constituent: its label and the range of words that it covers."""
 
     label: str
     start: int
     """The index of the first word."""
     end: int
-    """The index one past the last word."""
+    """One more than the index of the last word."""
 
 
 class Tree(NamedTuple):
-    """A tree stored as flat sequences of words and brackets, so no code needs recursion.
+    """A tree, stored as flat sequences of words and brackets to avoid recursion.
 
     The brackets are in the order in which they open, so the outermost bracket comes first.
     """
@@ -128,10 +128,11 @@ def strip_function_tags(label: str) -> str:
 def read_trees(lines: Iterable[str], name: str, *, one_per_line: bool = False) -> Iterator[Tree]:
     """Yield the trees in bracketed text. Blank lines are ignored.
 
-    With `one_per_line`, each line with text must contain exactly one tree.
+    With `one_per_line`, each nonblank line must contain exactly one tree.
 
     Raises:
-        DataError: the brackets are invalid. The message begins with `name` and the line number.
+        DataError: the brackets are invalid. The error message begins with `name` and the line
+            number.
     """
     builder, number = _Builder(), 0
     for number, line in enumerate(lines, start=1):

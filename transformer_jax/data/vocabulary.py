@@ -17,7 +17,7 @@ from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Unit, Vocabulary
 from transformer_jax.errors import DataError
 
-# Every digest includes this number. Increase it when the cache format changes.
+# Every cache digest includes `FORMAT`. Increase `FORMAT` when the cache format changes.
 FORMAT = 6
 # Limits on the size of a tokenizer's training text, which SentencePiece keeps in memory.
 SAMPLE_PAIRS = 500_000
@@ -25,7 +25,7 @@ SAMPLE_BYTES = 1 << 28
 
 
 def digest(*parts: object) -> str:
-    """Return a short digest of the cache format and the given JSON data."""
+    """Return a short digest of the cache format version and the given JSON data."""
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
@@ -50,7 +50,7 @@ def train_vocabulary(
     """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
-        # Leave out the default unit, so that cached vocabularies keep their names.
+        # Omit the default unit from the name, so that existing cached vocabularies remain valid.
         units = () if unit == "subwords" else (unit,)
         name = f"{digest(identity, vocab_size, *sides, *units)}.model"
         path = cache_folder("vocabularies") / name
@@ -74,7 +74,7 @@ def train_vocabulary(
 
 
 def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer in a model file, or None if the file is missing or incomplete."""
+    """Return the tokenizer from a model file, or None if the file is missing or incomplete."""
     try:
         tokenizer = Tokenizer(path.read_bytes(), str(path))
         checksum = path.with_suffix(".sha256").read_bytes()

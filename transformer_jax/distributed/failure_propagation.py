@@ -36,8 +36,8 @@ class FailurePropagation:
     ) -> None:
         """Start listening for failures. The keys of `connections` are process indices.
 
-        Process 0, the primary process, relays messages between the others. Messages about lost
-        processes include the run's folder.
+        Process 0, the primary process, relays messages between the other processes. Messages about
+        lost processes include the run's folder.
         """
         self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False
@@ -60,9 +60,9 @@ class FailurePropagation:
         """End all processes after an error in this process."""
         message, is_lost = message_and_exit_code(error), is_lost_peer(error)
         if message is None or is_lost:
-            # JAX may report a lost peer before this process knows why the peer was lost. Usually,
-            # the peer soon sends its own message or closes its connection, and either event ends
-            # this process. Wait for either event.
+            # JAX may report a lost peer before this process knows why the peer was lost. Wait,
+            # because the peer usually sends its own message or closes its connection soon, and
+            # either event ends this process.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
             reason = f"another process is gone or stuck: {summarize_error(error)}"
@@ -97,7 +97,7 @@ class FailurePropagation:
         self._send((line, exit_code))
         if self._is_primary:
             # JAX's coordination service runs in this process. If this process exited first, JAX
-            # would abort the others.
+            # would abort the other processes.
             deadline = time.monotonic() + GRACE_SECONDS
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Heartbeats that a trainer sends to its supervisor, which is the process that monitors it.
+"""Heartbeats that a trainer sends to its supervisor, the process that monitors the trainer.
 
 A process has at most one supervisor, so this module's state is global. Without a supervisor, this
 module's functions have no effect.
@@ -54,7 +54,8 @@ def beat(step: int) -> None:
 def busy(phase: str) -> None:
     """Report the start of a phase that may take a long time, such as compilation.
 
-    The phase ends only when a later step finishes, because each step waits for the slowest process.
+    The phase ends only when a later step finishes, because that step may wait for other processes
+    that are still in the phase.
     """
     global _beats
     _beats = 0

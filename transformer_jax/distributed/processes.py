@@ -1,4 +1,4 @@
-"""Processes that train one run together, on one machine or several.
+"""Processes that train one run together, on one or more machines.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. All
 processes write checkpoint arrays, but only the primary process, process 0, writes anything else to
@@ -31,7 +31,7 @@ T = TypeVar("T")
 # length.
 POLL_MILLISECONDS = 2000
 # If a machine disappears, JAX ends the run after this many seconds. `FailurePropagation` usually
-# ends it earlier.
+# ends the run earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -62,7 +62,7 @@ class ProcessGroup:
             self._wait_for_value(f"{key}/{index}")
 
     def broadcast(self, value: T) -> T:
-        """Return the primary process's JSON-serializable value in every process."""
+        """Return the primary process's value, which must be JSON-serializable, in all processes."""
         if self.count == 1:
             return value
         key = f"transformer_jax/{next(self._calls)}"
@@ -75,7 +75,8 @@ class ProcessGroup:
         """Check that all processes have the same config; only `data.folder` may differ.
 
         Raises:
-            UsageError: a field differs. The message names each field and both values.
+            UsageError: a field differs. The message names each field that differs and both values
+                of the field.
         """
         primary = Config.from_dict(self.broadcast(config.to_dict()))
         differences = [
@@ -108,7 +109,7 @@ SINGLE_PROCESS = ProcessGroup()
 class Vote(NamedTuple):
     """The combined votes of all processes after a step.
 
-    A `step` or `signal` of 0 means that there is no step or no signal.
+    `step` is 0 if no result is available yet. `signal` is 0 if no process received a signal.
     """
 
     step: int
@@ -120,9 +121,9 @@ class Vote(NamedTuple):
 class StepConsensus:
     """A nonblocking vote among the processes after each step.
 
-    After the step itself, the devices compute the maximum of all votes. Every process reads the
-    result `DELAY` steps later; by then, the result is ready. With a single process, a vote takes
-    effect immediately.
+    After each step, the devices compute the maximum of all votes. Every process reads the result
+    `DELAY` steps later; by then, the result is ready. With a single process, a vote takes effect
+    immediately.
     """
 
     DELAY = 2

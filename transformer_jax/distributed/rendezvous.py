@@ -48,8 +48,8 @@ def resolve_cluster(
     """Return the `ProcessSpec` for this process, or None if it is the only process.
 
     The arguments are the address of process 0 (HOST:PORT), the number of processes, and the index
-    of this process. If all are None, they are read from the environment of Slurm, Open MPI,
-    Kubernetes, or Cloud TPU. If `num_processes` is 1, the environment is ignored.
+    of this process. If all arguments are None, they are read from the environment of Slurm, Open
+    MPI, Kubernetes, or Cloud TPU. If `num_processes` is 1, the environment is ignored.
 
     Raises:
         UsageError: the arguments are incomplete or invalid, or the environment indicates that there
@@ -83,8 +83,8 @@ def resolve_cluster(
 def _from_environment() -> ProcessSpec | None:
     """Return the `ProcessSpec` that the environment describes, or None if there is no cluster."""
     environ = os.environ
-    # srun sets the number of tasks in a job step. An sbatch script sees only the number of tasks in
-    # the whole job, although the script itself is a single process.
+    # srun sets SLURM_STEP_NUM_TASKS, the number of tasks in a job step. An sbatch script sees only
+    # the number of tasks in the whole job, although the script itself is a single process.
     is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
     is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()

@@ -26,7 +26,7 @@ from transformer_jax.errors import LostProcessError
 TICK = 0.5
 # The number of seconds that a stuck trainer has to dump its stacks.
 STACKS_SECONDS = 1.0
-# The timeout is PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
+# The timeout is at least PATIENCE times the longest of the last REMEMBERED heartbeat intervals.
 PATIENCE, REMEMBERED = 4, 100
 
 
@@ -145,7 +145,7 @@ def _wait_for_exit(
     """Read messages until the trainer exits; return its exit code, or None after killing it."""
     rest, is_open, now = b"", True, time.monotonic()
     while heartbeats.silence <= heartbeats.limit:
-        # Poll before reading, so that the final messages are not missed.
+        # Poll the trainer before reading the pipe, so that the final messages are not missed.
         code = trainer.poll()
         data = b""
         if not is_open:

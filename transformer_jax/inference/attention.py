@@ -51,9 +51,9 @@ class Attention:
     target_tokens: tuple[str, ...]
     """The tokens that the decoder predicts, ending in `<EOS>`."""
     source: str
-    """The source as text."""
+    """The source sentence as text."""
     target: str
-    """The target as text."""
+    """The target sentence as text."""
     decoder_start: str = "<BOS>"
     """The first token that the decoder reads."""
 
@@ -80,13 +80,13 @@ class Attention:
         return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
 
     def show(self, **selection: Any) -> AttentionPage:  # noqa: ANN401 (the fields of `Selection`)
-        """Return an interactive page that a notebook displays.
+        """Return an interactive page for display in a notebook.
 
         `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
         `position`. By default, the page first shows the last layer of cross-attention.
 
         Raises:
-            UsageError: the selection does not exist.
+            UsageError: the selection is invalid.
         """
         chosen = Selection(**selection)
         return render_page(self.maps, chosen, source=self.source, target=self.target)
@@ -98,14 +98,14 @@ class Attention:
         weights; a figure contains only the selected ones.
 
         Raises:
-            UsageError: the file suffix is not supported, or the selection does not exist.
+            UsageError: the file suffix is not supported, or the selection is invalid.
             StorageError: the file cannot be written.
         """
         path = Path(path)
         if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
             write_file(path, self.show(**selection).html.encode())
         else:
-            # Import matplotlib only for figures, because the page does not need it.
+            # Import matplotlib only for figures, because the HTML page does not need it.
             from transformer_jax.visualization.attention_figures import draw_attention
 
             draw_attention(self.maps, Selection(**selection)).save(path)
@@ -121,9 +121,9 @@ def compute_attention(
 ) -> Attention:
     """Return the attention weights for a sentence pair.
 
-    If `target` is None, the target is the best translation of the source. This target has exactly
-    the tokens that the search found, which may differ from the tokens of the re-encoded text.
-    `truncate` shortens a sentence that is too long instead of raising DataError.
+    If `target` is None, the target is the best translation of the source. This translation keeps
+    the tokens that the search found, which may differ from the tokens obtained by re-encoding its
+    text. Set `truncate` to shorten a sentence that is too long instead of raising a DataError.
 
     Raises:
         DataError: a sentence is blank or too long for the model.

@@ -24,7 +24,8 @@ from transformer_jax.data.trees import (
     strip_function_tags,
 )
 
-# evalb's second table covers sentences of at most this many words, including punctuation.
+# The second table in evalb's output covers sentences of at most this many words, including
+# punctuation.
 CUTOFF_LENGTH = 40
 DELETED_TAGS = PUNCTUATION_TAGS | {EMPTY_ELEMENT}
 EQUIVALENT_LABELS = {"PRT": "ADVP"}
@@ -48,12 +49,12 @@ class BracketScores:
 
     @property
     def recall(self) -> float:
-        """The percentage of expected brackets that were proposed."""
+        """The percentage of brackets in the reference trees that were proposed."""
         return _percentage(self.matched, self.expected)
 
     @property
     def precision(self) -> float:
-        """The percentage of proposed brackets that were expected."""
+        """The percentage of proposed brackets that are correct."""
         return _percentage(self.matched, self.proposed)
 
     @property
@@ -63,7 +64,7 @@ class BracketScores:
 
     @property
     def complete_match(self) -> float:
-        """The percentage of valid sentences whose brackets are all correct."""
+        """The percentage of scored sentences whose brackets are all correct."""
         return _percentage(self.complete, self.sentences - self.errors - self.skipped)
 
 
@@ -72,8 +73,8 @@ def score_brackets(
 ) -> BracketScores:
     """Score proposed trees. Each pair consists of a reference tree and a proposed tree.
 
-    If `max_length` is not None, omit sentences that have more than `max_length` words. Skip trees
-    without words.
+    If `max_length` is not None, omit sentences that have more than `max_length` words. Skip
+    sentences whose proposed trees have no words.
     """
     totals = Counter[str]()
     for reference, proposed in pairs:
@@ -95,7 +96,7 @@ def score_brackets(
 
 
 def scored_brackets(tree: Tree) -> Counter[Bracket]:
-    """Count each bracket, ignoring deleted words when numbering positions."""
+    """Count the brackets that evalb scores, with positions that ignore deleted words."""
     position = [0]
     for tag in tree.tags:
         position.append(position[-1] + (tag not in DELETED_TAGS))

@@ -1,6 +1,6 @@
 """Compare runs by their configs, metrics, and scores: `transformer_jax.compare(["a", "b"])`.
 
-This module does not load parameters.
+This module does not load model parameters.
 """
 
 import html
@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def table(self) -> list[JsonObject]:
-        """The comparison as one row for each run, in a form that `pandas.DataFrame` accepts.
+        """The comparison as a list of rows, one for each run, that `pandas.DataFrame` accepts.
 
         Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
         "step". Keys such as "dev/perplexity" map to the last value of a metric on the development
@@ -66,7 +66,7 @@ class Comparison:
         config, metrics = run.config.to_dict(), self.metrics[run.path]
         row: JsonObject = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
         row |= {f"{section}.{key}": config[section][key] for section, key in fields}
-        # A package does not contain metrics.
+        # A packaged model does not contain metrics.
         last = 0 if run.package is None else run.package.steps[-1]
         row["step"] = metrics[-1]["step"] if metrics else last
         for name in metric_names(metrics):
@@ -111,7 +111,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
 
 
 def _differing_fields(configs: Sequence[Config]) -> list[tuple[str, str]]:
-    """Return the fields, other than the seed, in which a config differs from the first one."""
+    """Return the fields, other than the seed, in which any config differs from the first."""
     fields = [key for config in configs for key in configs[0].differences(config)]
     return [key for key in dict.fromkeys(fields) if key != ("train", "seed")]
 

@@ -33,8 +33,8 @@ class Text(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
-    """The name of a split, or "on-FILE-DIGEST" for text from files. The evaluation's folder name
-    starts with this value."""
+    """The name of a split, or "on-FILE-DIGEST" for text from files. The name of the evaluation
+    folder starts with this value."""
     title: str
     sources: list[str]
     references: list[str]
@@ -112,8 +112,8 @@ def read_files(run: Run, files: Files) -> Text:
 def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
     """Read a split of the run's text, or text in other files.
 
-    Raises the same errors as `prepare_split` and `read_files`, or a DataError if the run's task
-    cannot score a reference.
+    Raises the same errors as `prepare_split` and `read_files`. Also raises a DataError if the run's
+    task cannot score a reference.
     """
     if isinstance(text, tuple):
         content = read_files(run, text)
@@ -180,12 +180,13 @@ def evaluate(
 ) -> Evaluation:
     """Translate and score a split of the run's text, or text in other files.
 
-    `decode` overrides fields of the run's `DecodeConfig`. `per_checkpoint` also evaluates each
-    averaged checkpoint separately, with at most two sets of parameters in memory. The function
-    calls `progress` with a description, the number of finished sentences, and the total.
+    `decode` overrides fields of the run's `DecodeConfig`. With `per_checkpoint`, the function also
+    evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
+    The function calls `progress` with a description, the number of finished sentences, and the
+    total.
 
-    Raises the same errors as `read_text`, a DataError if a source is too long for the model, or a
-    UsageError if `per_checkpoint` is set for a package.
+    Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the
+    model, and a UsageError if `per_checkpoint` is set for a package.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")

@@ -58,7 +58,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> JsonObject | None:
-    """Return the stored result of this search with the mean of these checkpoints, or None.
+    """Return the result of this search with these averaged checkpoints, or None if not stored.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
     `data.bleu_tokenizer`), or if another program wrote it in a different format.
@@ -73,7 +73,7 @@ def find_result(
     }
     path = folder.path / "evaluations" / folder_name(settings) / "scores.json"
     result = read_json_object(path)
-    # Earlier versions did not store `by_length`.
+    # Results from earlier versions of this package do not contain `by_length`.
     is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
     return result if is_complete and settings.items() <= result.items() else None
 
@@ -96,5 +96,5 @@ def folder_name(result: JsonObject) -> str:
 
 
 def encode_lines(lines: Sequence[str]) -> bytes:
-    """Return the contents of a text file with these lines."""
+    """Return the UTF-8 contents of a text file with these lines."""
     return "".join(f"{line}\n" for line in lines).encode()

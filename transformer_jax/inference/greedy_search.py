@@ -36,9 +36,9 @@ def greedy_search(
     As in `beam_search`, no translation contains any of the `suppress_tokens`. Unlike a beam search
     with one slot, this search stops at the first `eos`.
     """
-    sentences = len(limit)
-    # The only hypothesis is always in slot 0.
-    ancestors = jnp.zeros((sentences, 1, max_length), jnp.int32)
+    num_sentences = len(limit)
+    # The single hypothesis is always in slot 0.
+    ancestors = jnp.zeros((num_sentences, 1, max_length), jnp.int32)
 
     def extend(greedy: _Greedy) -> _Greedy:
         logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
@@ -61,8 +61,8 @@ def greedy_search(
 
     greedy = _Greedy(
         position=jnp.zeros((), jnp.int32),
-        last_tokens=jnp.full(sentences, start, jnp.int32),
-        tokens=jnp.zeros((sentences, max_length), jnp.int32),
+        last_tokens=jnp.full(num_sentences, start, jnp.int32),
+        tokens=jnp.zeros((num_sentences, max_length), jnp.int32),
         log_probs=jnp.where(limit > 0, 0.0, NEG_INF),
         is_done=limit <= 0,
         state=state,

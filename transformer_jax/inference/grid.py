@@ -1,7 +1,8 @@
 """Score a run with many beam sizes, length penalties, and numbers of averaged checkpoints.
 
 The authors chose their search settings "after experimentation on the development set" (section
-6.1). Every evaluation is stored in the run, so running a grid again computes only missing ones.
+6.1). Every evaluation is stored in the run, so running a grid again computes only the missing
+ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,7 @@ class Grid:
             raise UsageError(f"the number of checkpoints must be positive, got {min(counts)}")
 
     def searches(self, decode: DecodeConfig) -> list[DecodeConfig]:
-        """Return the searches to run. Greedy search has no length penalty, so it runs once.
+        """Return the decode configs to evaluate. Greedy search ignores alpha, so it runs only once.
 
         Raises:
             ConfigError: a beam size or an alpha is invalid.
@@ -65,11 +66,11 @@ def evaluate_grid(
     step: int | None = None,
     progress: Progress = ignore_progress,
 ) -> list[JsonObject]:
-    """Return the results of every search with every averaged model, sorted by setting.
+    """Return the result of every search with every averaged model, sorted by their settings.
 
-    Each average ends with the checkpoint at `step`, which defaults to the latest scheduled step. If
-    no average needs more than one checkpoint, `step` defaults to the latest step instead. If the
-    results cannot be stored, the function prints a note.
+    The last checkpoint in each average is the one at `step`, which defaults to the latest scheduled
+    step. If no average needs more than one checkpoint, `step` defaults to the latest step instead.
+    If the results cannot be stored, the function prints a note.
 
     Raises:
         UsageError: the run is a package, has too few checkpoints, or does not have the split.
@@ -124,7 +125,7 @@ def _select_averages(
             Setting("averages", averages or [len(steps)]),
         )
     if averages == [1]:
-        # A single checkpoint does not need to be scheduled.
+        # A single checkpoint can be evaluated even if it is not scheduled.
         steps = select_steps(checkpoints, 1, step)
     return averages, steps
 

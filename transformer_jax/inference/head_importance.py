@@ -28,7 +28,7 @@ MARGIN = 0.05
 
 
 class Head(NamedTuple):
-    """An attention head. Layers and heads are counted from 0."""
+    """An attention head. Layers and heads are numbered from 0."""
 
     kind: str
     """The kind of attention: one of `KINDS`."""

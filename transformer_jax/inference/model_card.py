@@ -53,7 +53,7 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """The data that the card shows about a stored evaluation."""
+    """The details of a stored evaluation that the model card shows."""
 
     row: str
     signatures: dict[str, str]
@@ -115,7 +115,8 @@ def write_card(
 ) -> str:
     """Return the text of a model card.
 
-    `versions` comes from `RunFolder.versions`. `data_note` is Markdown about the data.
+    `versions` has the contents of `RunFolder.versions`. `data_note` is Markdown text that describes
+    the data.
     """
     data = config.data
     metadata: dict[str, object] = {

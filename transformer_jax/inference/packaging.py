@@ -29,7 +29,7 @@ from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import Dtype, Package, RunFolder
 
-# The formats of license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
+# Patterns for license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
 
@@ -47,8 +47,8 @@ def package_run(
 ) -> RunFolder:
     """Write a loaded run's parameters and description to a new folder, along with a model card.
 
-    If `languages` is None, `find_languages` chooses them. `data_note` is Markdown about the data.
-    `versions` and `scores` default to the values stored in the run.
+    If `languages` is None, `find_languages` determines them. `data_note` is Markdown text that
+    describes the data. `versions` and `scores` default to the values stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
@@ -92,7 +92,7 @@ def build_package(
 ) -> AbstractContextManager[RunFolder]:
     """Return a context manager that creates a package without parameters. See `RunFolder.build`.
 
-    The package's config shortens the absolute paths of text files to file names.
+    In the package's config, absolute paths of text files are shortened to file names.
     """
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):

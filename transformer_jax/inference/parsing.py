@@ -19,8 +19,8 @@ def score_parses(
 ) -> JsonObject:
     """Repair and score linearized trees, and score the right-branching baseline.
 
-    A scored tree gets its words from the sentence and its tags from the reference. Tags matter
-    because evalb uses them to find punctuation, and a model may produce different tags.
+    Each scored tree takes its words from the source sentence and its tags from the reference. The
+    predicted tags are ignored: they may be wrong, and evalb uses tags to find punctuation.
 
     Raises:
         DataError: a reference is not a linearized tree over the words of its source.

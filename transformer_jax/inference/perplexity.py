@@ -1,6 +1,6 @@
 """The perplexity of a corpus and the losses of its sentences and tokens (section 6.2).
 
-Shapes: B batch, T target positions.
+Shapes: B sentences in a batch, T target positions.
 """
 
 import functools
@@ -16,7 +16,7 @@ from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.losses import Loss, cross_entropy
 
-# The number of tokens in a batch, including padding.
+# The maximum number of source or target tokens in a batch, including padding.
 SCORING_TOKENS = 4096
 
 
@@ -38,7 +38,7 @@ def _losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Loss:
 
 
 def scoring_batches(source: Ragged, target: Ragged) -> Batches:
-    """Return batches of the pairs. They can be scored with any number of models."""
+    """Group the pairs into batches, which can be scored with any number of models."""
     return Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
 
 
@@ -83,7 +83,7 @@ def score_tokens(
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
     """Return the perplexity per token, without label smoothing (Table 3).
 
-    The tokens include end-of-sentence tokens.
+    The token count includes end-of-sentence tokens.
     """
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

@@ -26,7 +26,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# The minimum number of sentences for a plotted mean.
+# Plot a mean only if it covers at least this many sentences.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The standard normal quantile for 95% confidence intervals.
@@ -36,7 +36,7 @@ QUANTILE = 1.96
 def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
     """Plot the encoder's positional encodings and the linear map from PE(pos) to PE(pos + offset).
 
-    A learned table appears next to the paper's sinusoids and the initial table of a run with the
+    A learned table is shown next to the paper's sinusoids and the initial table of a run with the
     same seed. `num_positions` defaults to 128, or to the model's maximum if that is smaller.
 
     Raises:
@@ -103,7 +103,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
 
 
 def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
-    """Return the mean token loss at each position. Positions are counted from 1."""
+    """Return the mean token loss at each position. Positions are numbered from 1."""
     lengths = np.array([len(x) for x in losses])
     points: list[tuple[float, ...]] = []
     for position in range(lengths.max()):
@@ -124,7 +124,7 @@ def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Cur
     for group in _group_lengths(lengths):
         n, total = lengths[group], totals[group]
         mean = float(total.sum() / n.sum())
-        # The interval uses the standard error of a ratio of sums.
+        # The confidence interval uses the standard error of the ratio of two sums.
         errors = total - mean * n
         half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
         points.append((float(n.mean()), mean, mean - half, mean + half))

@@ -52,7 +52,7 @@ def sacrebleu_metrics(
 
 
 def bleu_signature(tokenizer: str) -> str:
-    """Return the sacreBLEU signature of BLEU with this tokenizer and one reference."""
+    """Return the sacreBLEU signature for BLEU with this tokenizer and one reference."""
     bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     # The signature contains the number of references only after a score has been computed.
     bleu.corpus_score([""], [[""]])
@@ -65,7 +65,7 @@ def score(
     """Score translations with sacreBLEU, using one reference per translation.
 
     Raises:
-        DataError: the numbers of translations and references differ or are zero. In these cases,
+        DataError: the numbers of translations and references differ or are zero. For such input,
             sacreBLEU itself may return 100 or ignore a reference.
     """
     if len(hypotheses) != len(references) or not references:

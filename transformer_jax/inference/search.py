@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 State = PyTree
-"""Data that a step function carries between positions, such as keys and values."""
+"""Data that a step function carries from one position to the next, such as keys and values."""
 
 Step = Callable[
     [Int[Array, "B J"], Int[Array, ""], Int[Array, "B J L"], State],
@@ -26,13 +26,13 @@ Step = Callable[
 """A function from (latest tokens, position, ancestors, state) to (next tokens' logits, state).
 
 When hypotheses change slots, the search does not reorder the state. Instead, `ancestors` records
-where the step function stored its results for each token. For the hypothesis that is now in beam
-slot j, the step function read token l in beam slot ancestors[b, j, l].
+where the step function stored its results for each token. The hypothesis that is now in beam slot j
+was in slot ancestors[b, j, l] when the step function read its token l.
 """
 
 # The log-probability and the score of an empty slot, which are lower than those of any hypothesis.
-# This value is finite, so that sums and differences are not NaN. Comparisons use NEG_INF / 2,
-# because adding to NEG_INF changes it slightly.
+# This value is finite, so that sums and differences are not NaN. Adding a number changes the value
+# slightly, so compare with NEG_INF / 2 to find out whether a slot is empty.
 NEG_INF = -1.0e9
 
 
@@ -50,24 +50,15 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 
 
 class Translations(NamedTuple):
-    """The finished hypotheses of each sentence, best first. Only the first `num_best` are final."""
+    """The finished hypotheses of each sentence, best first.
+
+    Only the first `num_best` hypotheses are final.
+    """
 
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
     scores: Float[Array, "B J"]
     """The log-probability divided by the length penalty, or `NEG_INF` for an empty slot."""
-
-
-class _Search(NamedTuple):
-    """The arguments of `beam_search` that stay the same at every step."""
-
-    step: Step
-    limit: Int[Array, " B"]
-    eos: int
-    suppress_tokens: tuple[int, ...]
-    penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
-    num_best: int
-    end_rule: "EndRule"
 
 
 class _Beam(NamedTuple):
@@ -105,7 +96,7 @@ def end_if_likely(
     candidates: Float[Array, "B C"],
     is_last: Bool[Array, "B 1"],
 ) -> Bool[Array, "B J"]:
-    """Let a hypothesis finish if `eos` is among its sentence's 2 J likeliest continuations.
+    """Let a hypothesis finish if appending `eos` is one of its sentence's 2 J best continuations.
 
     If a sentence would otherwise have no finished hypothesis at the limit, all of its live
     hypotheses can finish there.
@@ -125,8 +116,20 @@ def end_any(beam: _Beam, *_: object) -> Bool[Array, "B J"]:
 
 
 # The paper does not say which hypotheses can finish (section 6.1). The authors' code uses the rule
-# `tensor2tensor`.
+# `tensor2tensor`, except that it returns unfinished hypotheses if a sentence has no finished one.
 END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
+
+
+class _Search(NamedTuple):
+    """The arguments of `beam_search` that stay the same at every step."""
+
+    step: Step
+    limit: Int[Array, " B"]
+    eos: int
+    suppress_tokens: tuple[int, ...]
+    penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
+    num_best: int
+    end_rule: EndRule
 
 
 def beam_search(
@@ -147,9 +150,9 @@ def beam_search(
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
     The first step reads the token `start`. `limit` is the maximum length of each translation,
-    including `eos`. It must not exceed `max_length`. A sentence with a limit of 0 gets no
-    hypothesis. `alpha` is at least 0, and `length_penalty` is a name in `PENALTIES`. No translation
-    contains any of the `suppress_tokens`, but the probabilities of other tokens are not
+    including `eos`, and must not exceed `max_length`. A sentence with a limit of 0 gets no
+    hypothesis. `alpha` must be at least 0, and `length_penalty` must be a name in `PENALTIES`. No
+    translation contains any of the `suppress_tokens`, but the probabilities of other tokens are not
     renormalized.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
@@ -158,7 +161,7 @@ def beam_search(
     "any": every hypothesis can finish.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
-    `num_best` is at most `beam_size`. Log-probabilities never increase, and the penalty that
+    `num_best` must be at most `beam_size`. Log-probabilities never increase, and the penalty that
     divides them is largest at `limit`, so log_prob / penalty(limit) is an upper bound on every
     score that a live hypothesis can reach. Finished hypotheses have separate slots and never
     displace live ones.
@@ -186,10 +189,11 @@ def beam_search(
 
 def _extend(search: _Search, beam: _Beam) -> _Beam:
     """Finish the hypotheses that can finish, and extend the likeliest hypotheses by one token."""
-    sentences, beam_size = beam.last_tokens.shape
+    num_sentences, beam_size = beam.last_tokens.shape
     # The length of every hypothesis after this step, including the `eos` of those that finish.
     length = beam.position + 1
     is_last = (length >= search.limit)[:, None]
+    # Each hypothesis reads its latest token in its current slot.
     ancestors = beam.ancestors.at[:, :, beam.position].set(jnp.arange(beam_size))
     logits, state = search.step(beam.last_tokens, beam.position, ancestors, beam.state)
     logits = logits.astype(jnp.float32)
@@ -203,7 +207,7 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     allowed = forbid(logits, (search.eos, *search.suppress_tokens))
     top_logits, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
     # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
-    candidates = jnp.maximum(offset[..., None] + top_logits, NEG_INF).reshape(sentences, -1)
+    candidates = jnp.maximum(offset[..., None] + top_logits, NEG_INF).reshape(num_sentences, -1)
 
     ending = offset + logits[..., search.eos]
     can_end = search.end_rule(beam, ending, candidates, is_last)
@@ -219,8 +223,9 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
 
     # Except at the last position, every live hypothesis may also continue.
     log_probs, chosen = jax.lax.top_k(jnp.where(is_last, NEG_INF, candidates), beam_size)
+    # The candidates of hypothesis 0 come first, then those of hypothesis 1, and so on.
     parent = chosen // tokens.shape[-1]
-    last_tokens = jnp.take_along_axis(tokens.reshape(sentences, -1), chosen, axis=1)
+    last_tokens = jnp.take_along_axis(tokens.reshape(num_sentences, -1), chosen, axis=1)
 
     max_penalty = search.penalty(search.limit.astype(jnp.float32))
     can_improve = log_probs[:, 0] / max_penalty > finished_scores[:, search.num_best - 1]

@@ -67,7 +67,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     """
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
-    # Suppress the warning about tokenized text, because scoring each evaluation already issued it.
+    # Suppress the warning about tokenized text, which was already issued for each evaluation.
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
@@ -89,7 +89,7 @@ def bootstrap(
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
     """Compare each system (a name and its translations) with the first, using a paired bootstrap.
 
-    Returns each metric's signature and its results for all systems.
+    Returns the signature of each metric and its results for all systems.
     """
     options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
     before = dict(os.environ)
@@ -134,7 +134,7 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, object], hypotheses: Sequence[str]
 ) -> None:
-    """Save a comparison and the baseline's translations in an evaluation's folder.
+    """Save a comparison and the baseline's translations in an evaluation folder.
 
     The file names contain a digest of the translations, because many runs are named seed-0.
 
@@ -167,5 +167,5 @@ def _check_same_references(ours: list[str], theirs: list[str], split: str) -> No
 
 
 def _score_mean_interval(result: Result) -> tuple[float, float, float]:
-    # These are NumPy numbers, but their declared types in sacreBLEU allow None.
+    # These values are NumPy numbers, but sacreBLEU's type annotations also allow None.
     return result.score, float(result.mean or 0), float(result.ci or 0)

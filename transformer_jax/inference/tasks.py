@@ -16,23 +16,23 @@ class Task(NamedTuple):
     """The functions that score a task, and the task's main score."""
 
     main_score: str
-    """The key of the score that metrics and reports show. Higher is better."""
+    """The key of the main score, which metrics and reports show. Higher is better."""
     check: Callable[[Sequence[str], Sequence[str]], object]
-    """A function of (sources, references) that raises DataError if they cannot be scored."""
+    """A function of (sources, references) that raises DataError if the references are invalid."""
     score: Callable[[Sequence[str], Sequence[str], Sequence[str]], JsonObject]
     """A function of (sources, hypotheses, references) that returns the scores."""
     describe: Callable[[JsonObject], list[str]]
     """A function that returns the lines that `evaluate` prints."""
 
 
-# The task for each value of `data.task`. Translation uses only BLEU and chrF.
+# The task for each value of `data.task`. Translation is scored only with BLEU and chrF.
 TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, describe_parses)}
 
 
 def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
     """Raise DataError if a task cannot score these references.
 
-    Call this function before a long search.
+    Call this function before starting a long search.
     """
     if (task := TASKS.get(name)) is not None:
         task.check(sources, references)

@@ -94,7 +94,7 @@ class Run:
         """The metrics by step: a list of dictionaries that `pandas.DataFrame` accepts.
 
         The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row contains
-        only the metrics that were reported at its step. A package does not contain metrics.
+        only the metrics that were reported at its step. A packaged model does not contain metrics.
         """
         return metrics_table(self.folder)
 
@@ -111,7 +111,8 @@ class Run:
         """Return a translator for the run's decode config. Keyword arguments override its fields.
 
         Raises:
-            UsageError: an argument changes `average_checkpoints` after the parameters are loaded.
+            UsageError: an argument changes `average_checkpoints`, but the parameters are already
+                loaded.
         """
         config = replace(self.config.decode, **decode)
         if config.average_checkpoints != self.config.decode.average_checkpoints:
@@ -127,9 +128,9 @@ class Run:
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
-        `truncate` shortens a line that is too long instead of raising DataError. The arguments in
-        `decode`, such as `beam_size=1`, override fields of `DecodeConfig`. An invalid value raises
-        ConfigError.
+        Set `truncate` to shorten a line that is too long instead of raising a DataError. The
+        arguments in `decode`, such as `beam_size=1`, override fields of `DecodeConfig`. An invalid
+        value raises a ConfigError.
         """
         best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
         return [hypotheses[0].text for hypotheses in best]
@@ -162,8 +163,8 @@ class Run:
         """Return the attention weights for a sentence pair.
 
         If `target` is None, the target is the best translation of the source. `decode` overrides
-        fields of `DecodeConfig` for this translation. `truncate` shortens a sentence that is too
-        long instead of raising DataError.
+        fields of `DecodeConfig` for this translation. Set `truncate` to shorten a sentence that is
+        too long instead of raising a DataError.
 
         Raises:
             DataError: a sentence is blank or too long for the model.
@@ -183,12 +184,12 @@ def load(
 
     The parameters are the mean of the last `average_checkpoints` scheduled checkpoints up to
     `step`, which defaults to the latest step. If `average_checkpoints` is 1, `load` accepts any
-    checkpoint, even an unscheduled one. By default, `average_checkpoints` is the run's
+    checkpoint, even an unscheduled one. `average_checkpoints` defaults to the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
     a warning and averages the existing ones.
 
     Raises:
-        UsageError: the run or its checkpoint at this step does not exist, the run has too few
+        UsageError: the run or the checkpoint at `step` does not exist, the run has too few
             checkpoints, or `average_checkpoints` is not positive.
         StorageError: the run cannot be read.
     """

@@ -22,7 +22,8 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of rows in a batch. It is fixed so that XLA compiles only one program per width.
+# The number of rows in a batch. The number is fixed so that XLA compiles only one program per
+# width.
 ROWS = 32
 # The minimum padded width of a source, so that short sources share one compiled program.
 MIN_WIDTH = 16
@@ -38,7 +39,7 @@ class Hypothesis(NamedTuple):
 
 
 def padded_length(length: int, longest: int | None) -> int:
-    """Round a length up to a power of two, but to at least `MIN_WIDTH` and at most `longest`."""
+    """Round a length up to a power of two, limited to the range `MIN_WIDTH` to `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
 
@@ -54,9 +55,9 @@ def translate_batch(
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
-    `limit` is the maximum length of each translation. It must not exceed S +
+    `limit` is the maximum length of each translation. No limit may exceed S (the source width) +
     `config.max_extra_length`, or the number of positions that the decoder can read. The program
-    does not check this limit or the tokens; `Translator` computes arguments that are in range.
+    does not check the limits or the token IDs; `Translator` keeps them in range.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(model, params, source, num_hypotheses=beam_size, max_length=max_length)
@@ -152,11 +153,14 @@ class Translator:
         return [*tokens[: longest - 1], EOS]
 
     def width(self, length: int) -> int:
-        """Return the padded length of a source."""
+        """Return the padded length of a source sentence."""
         return padded_length(length, self.longest_source)
 
     def limit(self, length: int) -> int:
-        """Return the maximum length of a source's translation, including `eos` (section 6.1)."""
+        """Return the maximum length of a source's translation, including `eos` (section 6.1).
+
+        A learned position table can lower this limit.
+        """
         limit = length + self.config.max_extra_length
         return limit if self.longest_target is None else min(limit, self.longest_target)
 
@@ -169,9 +173,9 @@ class Translator:
         truncate: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
-        """Return up to `num_best` translations of each line, but not more than the beam size.
+        """Return up to `num_best` translations of each line, limited by the beam size.
 
-        A blank line has one empty translation. The function calls `progress` with the number of
+        A blank line has one empty translation. This method calls `progress` with the number of
         lines in each finished batch.
 
         Raises:
@@ -194,7 +198,8 @@ class Translator:
     ) -> Iterator[tuple[list[int], Translations]]:
         """Group tokenized sources by width; yield the indices and translations of each batch.
 
-        This method skips blank sources. The translations may have more rows than there are indices.
+        This method skips blank sources. The arrays of translations may have more rows than
+        the batch has indices.
 
         Raises:
             OutOfMemoryError: the device does not have enough memory for a batch.
@@ -248,7 +253,7 @@ class Translator:
 
 
 def _check_text(name: str, line: str) -> None:
-    """Raise a DataError if a line has surrogates, which Python uses for invalid UTF-8 bytes."""
+    """Raise a DataError if a line contains surrogates, which represent invalid UTF-8 bytes."""
     try:
         line.encode()
     except UnicodeEncodeError as error:

@@ -1,1 +1,1 @@
-"""Exchange trained models with other programs: CTranslate2, Hugging Face, and safetensors."""
+"""Exchange trained models with other software: CTranslate2, Hugging Face, and safetensors."""

@@ -1,7 +1,7 @@
 """Convert a model to CTranslate2's format, using CTranslate2's model specification.
 
-The folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the SentencePiece models
-`source.spm` and `target.spm`.
+The exported folder contains `model.bin`, `config.json`, the vocabulary as JSON, and the
+SentencePiece models `source.spm` and `target.spm`.
 
 Shapes: P positions, D d_model.
 """
@@ -41,11 +41,12 @@ MIN_POSITIONS = 512
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
     """Export a run's model to a new folder that `ctranslate2.Translator` can load.
 
-    With int8, matrices are quantized with one scale per row. With bfloat16, all parameters are
-    rounded.
+    With int8, each matrix is quantized with one scale per row. With bfloat16, all parameters are
+    rounded to bfloat16.
 
     Raises:
-        UsageError: the folder exists, or CTranslate2 is not installed or cannot express the model.
+        UsageError: the folder exists, CTranslate2 is not installed, or CTranslate2 cannot express
+            the model.
         StorageError: the folder cannot be written.
     """
     specification = make_specification(run, quantization)
@@ -97,10 +98,10 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run; if padding is the decoder's start token, exclude padding from predictions.
+    """Return the run, modified to never predict padding if padding is the decoder's start token.
 
-    CTranslate2 can exclude a token only through a logit bias, so its softmax gives padding a
-    probability of zero.
+    CTranslate2 can exclude a token only through a logit bias, so a large negative bias reduces the
+    probability of padding to zero.
     """
     if run.config.model.decoder_start != "padding":
         return run

@@ -1,4 +1,4 @@
-"""Check whether a model can be exported, given only its config and without importing JAX."""
+"""Check whether a model can be exported, using only its config and without importing JAX."""
 
 from typing import Literal
 

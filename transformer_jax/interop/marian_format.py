@@ -1,4 +1,4 @@
-"""Write a model to a folder that transformers' `MarianMTModel` and `MarianTokenizer` can load."""
+"""Write a model to a folder that Hugging Face's `MarianMTModel` and `MarianTokenizer` can load."""
 
 import json
 from pathlib import Path

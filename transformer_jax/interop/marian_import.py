@@ -1,8 +1,8 @@
 """Read a model in the format of Hugging Face's `MarianMTModel`, such as a public opus-mt model.
 
-The folder is untrusted. This module does not execute anything from the folder. It rejects links,
-special files, and oversized files, and it checks all names and shapes before it uses the arrays. It
-also rejects models that this package cannot express.
+This module treats the folder as untrusted and does not execute anything from it. The module rejects
+links, special files, and oversized files, and it checks all names and shapes before it uses the
+arrays. The module also rejects models that this package cannot express.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder, check_no_links
 from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER, check_size, read_limited
 
-# The maximum size of a safetensors header, in bytes. The library rejects larger headers.
+# The maximum size of a safetensors header in bytes. The safetensors library rejects larger headers.
 MAX_HEADER = 100_000_000
 # The maximum difference between stored positional encodings and the sinusoids. In half precision,
 # the rounding errors are less than 5e-4.
@@ -138,7 +138,7 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return a tokenizer; use a table if `needs_table` is true or SentencePiece's IDs differ."""
+    """Return a tokenizer, with a table if `needs_table` is true or SentencePiece's IDs differ."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_package_ids(table) and not needs_table:
@@ -163,7 +163,7 @@ def _read_token_list(path: Path) -> list[str]:
         try:
             token.encode()
         except UnicodeEncodeError as error:
-            # JSON can contain a lone surrogate.
+            # A JSON string can contain a lone surrogate.
             raise StorageError(f"{path} has the token {token[:50]!a}, which is not text") from error
         tokens[number] = token
     if None in tokens:
@@ -172,7 +172,7 @@ def _read_token_list(path: Path) -> list[str]:
 
 
 def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Arrays:
-    """Read the weights; check that positions are sinusoidal and that tied tables are equal."""
+    """Read the weights; check that positions are sinusoidal and that tied embeddings are equal."""
     model = build_transformer(config, **vocabulary.sizes)
     # A config can require more parameters than fit in memory, so check the file before
     # creating any arrays.

@@ -44,15 +44,15 @@ class Module(NamedTuple):
     """The module's name in this package, such as `encoder_0.self_attention.query`."""
     marian_name: str
     reads_channels: bool
-    """Whether the last axis of Marian's weight is d_model. If not, d_model is the first axis of the
-    weight and the only axis of the bias."""
+    """Whether the channels (d_model) are the last axis of Marian's weight. If not, the channels are
+    the first axis of the weight and the only axis of the bias."""
 
 
 def to_marian(config: ModelConfig, params: Params, vocabulary: Vocabulary | None = None) -> Arrays:
     """Convert parameters or their gradients to Marian's names, channel order, and token order.
 
-    Biases that are missing from the model become zeros. Without `vocabulary`, tokens keep their
-    order.
+    Biases that are missing from the model become zeros. If `vocabulary` is None, the order of the
+    tokens does not change.
     """
     params = flatten_params(params)
     channels = channel_order(config.d_model)
@@ -158,7 +158,7 @@ def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
 
 
 def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N"] | slice:
-    """Return Marian's ID for each row of a parameter; `slice(None)` if Marian uses the same IDs."""
+    """Return Marian's ID for each row of a parameter, or `slice(None)` if the IDs are the same."""
     if vocabulary is None:
         return slice(None)
     tokenizer = vocabulary.source if name.startswith("source") else vocabulary.target

@@ -192,7 +192,7 @@ def read_config(
 
 
 def _read_search(path: Path, generation: JsonObject) -> dict[str, object]:
-    """Return the fields of `DecodeConfig` that generation_config.json determines."""
+    """Return the fields of `DecodeConfig` that generation_config.json specifies."""
     decode: dict[str, object] = {"length_penalty": "power"}
     for name, field in (("num_beams", "beam_size"), ("length_penalty", "length_penalty_alpha")):
         decode[field] = generation.get(name, 1)
@@ -207,7 +207,8 @@ def _check_expressible(path: Path, settings: JsonObject) -> None:
     required = dict(REQUIRED)
     for name in ("ffn_dim", "attention_heads"):
         required[f"decoder_{name}"] = settings.get(f"encoder_{name}"), None
-    # For models with pre-norm, transformers stores both normalize_before and add_final_layer_norm.
+    # For pre-norm models, the transformers library stores both normalize_before and
+    # add_final_layer_norm.
     if settings.get("add_final_layer_norm") is not None:
         required["add_final_layer_norm"] = settings.get("normalize_before", False), None
     if settings.get("share_encoder_decoder_embeddings", True):

@@ -13,15 +13,15 @@ from transformer_jax.interop.optional import import_optional
 from transformer_jax.model.encoder_decoder import Params
 
 Arrays = dict[str, np.ndarray]
-"""Arrays, keyed by flat name."""
+"""Arrays, keyed by flat parameter name."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes, keyed by flat name."""
+"""Shapes, keyed by flat parameter name."""
 Metadata = Mapping[str, str]
 """The metadata of a safetensors file."""
 
 
 def flatten_params(params: Params) -> Arrays:
-    """Return all parameters, keyed by flat name."""
+    """Flatten nested parameters into a dictionary of arrays, keyed by flat name."""
     return {name: np.asarray(x) for name, x in flatten_dict(params, sep=".").items()}
 
 
@@ -39,7 +39,7 @@ class StoredArray(NamedTuple):
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Metadata) -> None:
-    """Write arrays to a safetensors file with the permissions of an ordinary new file.
+    """Write arrays to a safetensors file with the default permissions of a new file.
 
     Raises:
         UsageError: safetensors is not installed.
@@ -55,9 +55,9 @@ def read_arrays(
     *,
     types: Sequence[str] = ("F32",),
 ) -> tuple[Arrays, Metadata]:
-    """Read a safetensors file that contains exactly the expected arrays.
+    """Read a safetensors file that contains the expected arrays and no unknown arrays.
 
-    The optional arrays may also be present. `types` lists the allowed types.
+    The file may also contain the optional arrays. `types` lists the allowed data types.
 
     Raises:
         UsageError: safetensors is not installed.

@@ -19,14 +19,14 @@ TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
 
 
 def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
-    """Read a PyTorch file that contains exactly the expected arrays, in float32 or float16.
+    """Read a PyTorch file that contains the expected float32 or float16 arrays and no unknown ones.
 
-    The optional arrays may also be present. `max_bytes` limits the size of the unpacked file.
+    The file may also contain the optional arrays. `max_bytes` limits the size of the unpacked file.
 
     Raises:
-        UsageError: PyTorch is not installed, or it is too old.
-        StorageError: the file cannot be read or contains anything other than arrays, or an array is
-            missing, unknown, or has an unexpected shape or type.
+        UsageError: PyTorch is not installed or is too old.
+        StorageError: the file cannot be read, it contains something other than arrays, an array is
+            missing or unknown, or an array has an unexpected shape or type.
     """
     torch = import_optional("torch", "'torch>=2.10'")
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))

@@ -1,7 +1,8 @@
-"""Verify an exported model by comparing its translations with the run's (section 6.1).
+"""Verify an exported model by comparing its translations with those of its run (section 6.1).
 
-Both programs use greedy search, because their stopping rules for beam search differ. The compared
-scores are the two programs' log-probabilities for the same translations.
+The comparison uses greedy search, because this package and the other programs have different
+stopping rules for beam search. The compared scores are both programs' log-probabilities of the same
+translations.
 """
 
 import itertools
@@ -28,8 +29,8 @@ NUM_SENTENCES = 20
 RANDOM_LENGTH = 8
 # In float32, an exported model must reproduce at least a fraction `MIN_EQUAL` of the run's
 # translations, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
-# Marian's layer normalization change scores by less than this limit, but they can reverse a near
-# tie between tokens.
+# Marian's layer normalization change scores by less than that, but they can reverse a near tie
+# between tokens.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 
@@ -55,11 +56,11 @@ class Verification(NamedTuple):
 
     sentences: int
     equal: int
-    """The number of sentences for which both programs return the same tokens."""
+    """The number of sentences that the run and the exported model translate to the same tokens."""
     score_difference: float
-    """The largest difference between the two programs' log-probabilities for the same translation.
+    """The largest difference between the run's and the exported model's scores of a translation.
 
-    NaN if a log-probability is NaN.
+    The scores are log-probabilities. NaN if a log-probability is NaN.
     """
 
     @property
@@ -81,7 +82,7 @@ class Translation(NamedTuple):
     tokens: list[str]
     """The translation's tokens, excluding the end-of-sentence token."""
     score: float
-    """The translation's log-probability, which a beam search divides by the length penalty."""
+    """The log-probability of the translation, divided by the length penalty in a beam search."""
     max_tokens: int
     """The maximum number of tokens in a translation of this sentence."""
 
@@ -107,7 +108,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
         shape = 10 * count, min(RANDOM_LENGTH, run.translator().longest_source - 1)
         rng = np.random.default_rng(0)
         lines = vocabulary.decode(rng.integers(UNKNOWN + 1, len(vocabulary), shape).tolist())
-        # Encoding the text again can give more tokens than the random sequence had.
+        # Re-encoding the decoded text can yield more tokens than the random sequence contained.
         lines = _select_lines(run, lines)[:count]
     return lines
 
@@ -139,7 +140,7 @@ def _select_lines(run: Run, lines: Sequence[str]) -> list[str]:
 def find_translations(
     run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
 ) -> list[Translation]:
-    """Translate non-blank lines with this package, computing in float32.
+    """Translate non-blank lines with this package, using float32.
 
     By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
 
@@ -164,14 +165,14 @@ def find_translations(
         for indices, best in translator.translate_batches(run.params, sources, 1):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
                 text = [texts[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
-                # The limit includes the end-of-sentence token.
+                # `limit` includes the end-of-sentence token, but `max_tokens` does not.
                 max_tokens = translator.limit(len(sources[index])) - 1
                 translations[index] = Translation(text, float(scores[0]), max_tokens)
     return [translations[index] for index in range(len(lines))]
 
 
 class CTranslate2System:
-    """A model in CTranslate2's format, loaded with CTranslate2 on one CPU thread.
+    """A model in CTranslate2's format, run by CTranslate2 on one CPU thread.
 
     A line must not begin with a language code, because SentencePiece would split the code.
     """
@@ -213,10 +214,10 @@ class CTranslate2System:
 
 
 class MarianSystem:
-    """A model in Marian's format, loaded with Hugging Face's transformers."""
+    """A model in Marian's format, run by Hugging Face's transformers library."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the model; raise a UsageError if transformers or PyTorch is not installed."""
+        """Load the model; raise a UsageError if PyTorch or the transformers library is missing."""
         self._torch = import_optional("torch", "torch")
         transformers = import_optional("transformers", "'transformers>=5'")
         transformers.utils.logging.disable_progress_bar()

@@ -29,8 +29,8 @@ Flax module."""
 class Positions(NamedTuple):
     """The query and key positions within their sentences, counted from 0.
 
-    Only variants use these positions. The paper adds positional encodings to the embeddings
-    instead.
+    Only variants use these positions, because the paper adds positional encodings to the
+    embeddings.
     """
 
     queries: Int[Array, " T"]
@@ -38,7 +38,7 @@ class Positions(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The heads' projected inputs, grouped so that a variant can replace individual arrays."""
+    """The projected inputs of all heads, grouped so that a variant can replace single arrays."""
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]
@@ -55,7 +55,8 @@ def dot_product(
     The paper scales this score; see `scaled_dot_product`.
     """
     # Keep at least float32 precision, because bfloat16 would round large scores.
-    return multiply_to_float32(partial(jnp.einsum, "bthk,bshk->bhts"), query, key)
+    multiply = partial(jnp.einsum, "bthk,bshk->bhts")
+    return multiply_to_float32(multiply, query, key)
 
 
 def scaled_dot_product(
@@ -72,12 +73,12 @@ def scaled_dot_product(
 def masked_softmax(
     scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"]
 ) -> Float[Array, "B H T S"]:
-    """Convert scores to weights that sum to one over S (the softmax in equation 1).
+    """Convert scores to weights that sum to one over the keys (the softmax in equation 1).
 
-    If all of a query's keys are masked, as in an empty row, the query gets uniform weights instead
-    of NaN.
+    The paper masks with negative infinity. This function uses the lowest float32 value, so that a
+    query whose keys are all masked, as in an empty row, gets uniform weights instead of NaN.
     """
-    # Use float32 or higher precision, because sums in bfloat16 lose small weights.
+    # A `Score` already has at least this precision. In bfloat16, sums would lose small weights.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 
@@ -86,7 +87,7 @@ def weighted_sum(
     weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
 ) -> Float[Array, "B T H V"]:
     """Return the weighted averages of the values (equation 1)."""
-    # The underlying matrix product has the axis order "bhtv", so `einsum` adds no transpose.
+    # "bhtv" is the axis order of the matrix product. For "bthv", `einsum` would swap the operands.
     return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
 
 
@@ -94,8 +95,8 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
     By default, as in the paper, the score is `scaled_dot_product`, the projections have no biases,
-    and there is no dropout on the weights. Variants override `attend_heads`. The weights are
-    recorded in Flax's "intermediates" collection.
+    and there is no dropout on the weights. Variants override `attend_heads`. The module records the
+    attention weights in Flax's "intermediates" collection.
     """
 
     config: ModelConfig
@@ -119,13 +120,13 @@ class MultiHeadAttention(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attend from x to memory, which is x itself or the encoder's output."""
+        """Attend from x to `memory`, which is x itself or the encoder's output."""
         return self.attend(x, *self.project_keys_and_values(memory), mask, train=train)
 
     def project_keys_and_values(
         self, memory: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
-        """Project memory to keys and values: K W^K and V W^V."""
+        """Project the memory to keys and values: K W^K and V W^V."""
         return self.key(memory), self.value(memory)
 
     def attend(
@@ -145,6 +146,7 @@ class MultiHeadAttention(nn.Module):
         if positions is None:
             positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
         heads = Heads(self.query(x), key, value, mask, positions)
+        # Contracting over heads and values at once concatenates the heads and multiplies by W^O.
         return self.output(self.attend_heads(heads, train))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:

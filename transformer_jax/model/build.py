@@ -31,8 +31,8 @@ from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoder
 
 POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
     # Each value is a pair: the module that adds positional encodings to the embeddings, and the
-    # self-attention module that the scheme requires. None means that the scheme works with every
-    # attention implementation.
+    # self-attention module that the scheme requires. If the second item is None, the scheme works
+    # with every attention implementation.
     "sinusoidal": (AddPositions, None),
     "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
     "learned": (AddLearnedPositions, None),
@@ -43,7 +43,7 @@ POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] |
     "t5": (positional_encodings.AddNothing, relative_positions.T5Attention),
 }
 
-# The decoder's self-attention, for schemes in which it differs from the encoder's.
+# The decoder's self-attention, for position schemes in which it differs from the encoder's.
 CAUSAL_SELF_ATTENTION = {"t5": relative_positions.CausalT5Attention}
 
 ATTENTION_SCORES: dict[str, MakeScore] = {
@@ -70,14 +70,13 @@ LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
 
 def choose_components(config: ModelConfig) -> Components:
     """Return the modules that the config selects."""
-    add_positions, self_attention = POSITION_SCHEMES[config.positions]
+    add_positions, required_attention = POSITION_SCHEMES[config.positions]
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
-    # The config rejects a window if the position scheme requires its own self-attention.
-    if config.attention_window is not None:
-        self_attention = WindowedAttention
     attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]
-    self_attention = self_attention or attention
+    # The config rejects an attention window if the position scheme requires its own self-attention.
+    window = None if config.attention_window is None else WindowedAttention
+    self_attention = required_attention or window or attention
     return Components(
         add_positions=add_positions,
         self_attention=self_attention,
@@ -102,8 +101,8 @@ def build_transformer(
 ) -> Transformer:
     """Build the Transformer that the config describes.
 
-    See `EncoderDecoder` for the vocabulary sizes. Equal arguments produce models that compare
-    equal, so `jax.jit` compiles each of the model's functions only once.
+    `EncoderDecoder` explains the vocabulary sizes. Models that are built from equal arguments
+    compare equal, so `jax.jit` compiles each of the model's functions only once.
 
     Raises:
         ConfigError: the architecture is not `transformer`, or the dtype is float64 and JAX's 64-bit

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.model.attention import MultiHeadAttention, Positions
-from transformer_jax.model.encoder_decoder import Params, source_mask
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.layers import DecoderLayer
+from transformer_jax.model.masks import source_mask
 from transformer_jax.model.transformer import Transformer
 
 
@@ -30,7 +31,7 @@ class KeyValueCache(NamedTuple):
 
 
 class DecodingState(NamedTuple):
-    """The arrays that decoding carries from step to step."""
+    """The arrays that are carried from one decoding step to the next."""
 
     caches: list[KeyValueCache]
     """Each layer's self-attention keys [B, H, K, LJ] and values [B, H, LJ, V]."""
@@ -43,20 +44,21 @@ class CacheView(NamedTuple):
     """The cache entries that a decoding step reads and writes for all hypotheses."""
 
     start: Int[Array, ""]
-    """The index of the first of the J entries that this step writes."""
+    """The index of the first of the J cache entries that this step writes."""
     mask: Bool[Array, "B 1 J LJ"]
-    """True for entries that contain the hypothesis's own tokens up to the current position."""
+    """True for the cache entries of the hypothesis's own tokens, up to the current position."""
     positions: Positions
     """The current position, repeated J times, and the position of each cache entry."""
 
     @classmethod
     def at(cls, position: Int[Array, ""], ancestors: Int[Array, "B J L"]) -> "CacheView":
-        """Return the view at a position, given each hypothesis's ancestors."""
-        sentences, num_hypotheses, length = ancestors.shape
+        """Return the view of the cache at a position, given the `ancestors` of each hypothesis."""
+        num_sentences, num_hypotheses, length = ancestors.shape
         is_written = jnp.arange(length)[None, None, :, None] <= position
-        # The shape is [B, J, L, J]: sentence, hypothesis, token, and slot.
+        # The mask has the shape [B, J, L, J]. For each token of each hypothesis in each sentence,
+        # it is True at the beam slot that read the token.
         mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_written
-        mask = mask.reshape(sentences, 1, num_hypotheses, -1)
+        mask = mask.reshape(num_sentences, 1, num_hypotheses, -1)
         queries = jnp.full(num_hypotheses, position)
         keys = jnp.repeat(jnp.arange(length), num_hypotheses)
         return cls(position * num_hypotheses, mask, Positions(queries, keys))
@@ -71,14 +73,14 @@ def init_decoding(
     max_length: int,
 ) -> DecodingState:
     """Encode the source and allocate caches for `max_length` tokens per hypothesis."""
-    c, model = model.config, model.bind({"params": params})
-    memory = model.encode(source)
+    c, bound = model.config, model.bind({"params": params})
+    memory = bound.encode(source)
     num_sentences, num_entries = len(source), max_length * num_hypotheses
     empty = KeyValueCache(
         keys=jnp.zeros((num_sentences, c.num_heads, c.d_k, num_entries), c.dtype),
         values=jnp.zeros((num_sentences, c.num_heads, num_entries, c.d_v), c.dtype),
     )
-    memories = [project(layer.cross_attention, memory) for layer in model.decoder]
+    memories = [to_cache_layout(layer.cross_attention, memory) for layer in bound.decoder]
     return DecodingState([empty] * len(memories), memories, source_mask(source))
 
 
@@ -95,16 +97,16 @@ def decode_step(
     `tokens` contains the latest token of each hypothesis, and `ancestors` already includes the
     current position.
     """
-    model = model.bind({"params": params})
-    # `AddPositions` takes one position per column, so make each hypothesis a row with T = 1.
-    x = model.embedding.embed(tokens.reshape(-1, 1))
-    x = model.target_positions(x, position[None]).reshape(*tokens.shape, -1)
+    bound = model.bind({"params": params})
+    # `AddPositions` expects one position per column, so turn each hypothesis into a row with T = 1.
+    x = bound.embedding.embed(tokens.reshape(-1, 1))
+    x = bound.target_positions(x, position[None]).reshape(*tokens.shape, -1)
     view = CacheView.at(position, ancestors)
     caches = []
-    for layer, cache, memory in zip(model.decoder, state.caches, state.memories, strict=True):
+    for layer, cache, memory in zip(bound.decoder, state.caches, state.memories, strict=True):
         x, cache = decode_layer(layer, x, view, cache, memory, state.memory_mask)
         caches.append(cache)
-    return model.to_logits(x), state._replace(caches=caches)
+    return bound.to_logits(x), state._replace(caches=caches)
 
 
 def decode_layer(
@@ -121,23 +123,23 @@ def decode_layer(
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """
     h = layer.self_attention_residual.enter(x)
-    new = project(layer.self_attention, h)
+    new = to_cache_layout(layer.self_attention, h)
     update = jax.lax.dynamic_update_slice_in_dim
     keys = update(cache.keys, new.keys, view.start, axis=3)
     cache = KeyValueCache(keys, update(cache.values, new.values, view.start, axis=2))
-    # Masking the entries of other hypotheses is cheaper than moving entries between slots.
+    # The J hypotheses of a sentence act as J queries. Masking the entries of other hypotheses is
+    # cheaper than moving entries between slots.
     attended = layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
     x = layer.self_attention_residual.leave(x, attended)
     h = layer.cross_attention_residual.enter(x)
-    # The J hypotheses of a sentence act as J queries over the same memory.
     attended = layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
     x = layer.cross_attention_residual.leave(x, attended)
     h = layer.feed_forward_residual.enter(x)
     return layer.feed_forward_residual.leave(x, layer.feed_forward(h)), cache
 
 
-def project(attention: MultiHeadAttention, x: Float[Array, "B S D"]) -> KeyValueCache:
-    """Project x to keys [B, H, K, S] and values [B, H, S, V]."""
+def to_cache_layout(attention: MultiHeadAttention, x: Float[Array, "B _ D"]) -> KeyValueCache:
+    """Project each row of x to keys [B, H, K, _] and values [B, H, _, V]."""
     key, value = attention.project_keys_and_values(x)
     return KeyValueCache(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 

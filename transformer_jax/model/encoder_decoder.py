@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.embeddings import Embedding
-from transformer_jax.special_tokens import BOS, PAD
+from transformer_jax.model.masks import source_mask
+from transformer_jax.special_tokens import BOS
 
 Params = dict[str, Any]
 """Parameters, keyed by module and nested as in Flax."""
@@ -22,11 +23,6 @@ Intermediates = Mapping[str, Any]
 """Values that modules recorded with `sow`, keyed by module and nested as in Flax."""
 EncoderOutput = PyTree
 """The memory: a PyTree of arrays that the model's decoder reads."""
-
-
-def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """Return a mask that allows attention to everything except padding."""
-    return (source != PAD)[:, None, None, :]
 
 
 def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"]:
@@ -37,20 +33,22 @@ def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"
 class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, and a decoder reads it.
 
-    Subclasses define `encode` and `decode`: `Transformer`, and the recurrent and convolutional
-    models in `architectures`. Training and search treat all of them in the same way.
+    The subclasses, which define `encode` and `decode`, are `Transformer` and the recurrent and
+    convolutional models in `architectures`. Training and search treat all subclasses in the same
+    way.
     """
 
     config: ModelConfig
     vocab_size: int
-    """The size of the shared vocabulary, or of the target vocabulary if the source has its own."""
+    """The size of the shared vocabulary, or of the target vocabulary if there are two
+    vocabularies."""
     source_vocab_size: int | None = None
     """The size of a separate source vocabulary. Differs from the paper's shared vocabulary."""
 
     def setup(self) -> None:
         c = self.config
         self.embedding = Embedding(c, self.vocab_size)
-        # By default, the three names refer to one module, so they share its matrix.
+        # By default, both embeddings and the output layer are one module, so they share one matrix.
         self.source_embedding = self.output_embedding = self.embedding
         if c.tie_embeddings != "all" or self.source_vocab_size is not None:
             self.source_embedding = Embedding(c, self.source_vocab_size or self.vocab_size)
@@ -78,8 +76,8 @@ class EncoderDecoder(nn.Module):
         """Return the logits for each target token, given the source and the earlier target tokens.
 
         Each row contains tokens, the end-of-sentence token, and then padding. This method shifts
-        the target to get the decoder's input, so the labels are the unshifted target. Training
-        needs `rngs={"dropout": key}`.
+        the target to get the decoder's input, so the labels are the unshifted target. For training,
+        also pass `rngs={"dropout": key}`.
         """
         memory = self.encode(source, train=train)
         decoder_input = shift_right(target, self.config.decoder_start_id)
@@ -87,11 +85,11 @@ class EncoderDecoder(nn.Module):
 
 
 def make_rng(seed: int | Int[Array, ""]) -> Array:
-    """Return a run's random key. The PRNG does not depend on JAX's configuration."""
+    """Return the random key of a run. The type of PRNG does not depend on JAX's configuration."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
 def init_params(model: EncoderDecoder, rng: Array) -> Params:
-    """Draw the initial parameters."""
+    """Return randomly initialized parameters."""
     tokens = jnp.ones((1, 1), jnp.int32)
     return dict(model.init(rng, tokens, tokens)["params"])

@@ -16,7 +16,7 @@ from transformer_jax.model.encoder_decoder import Params
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
 
-# The stack that uses each kind of attention, and the name of the module in each layer.
+# For each kind of attention, the stack that uses it and the name of its module in each layer.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),
@@ -25,11 +25,11 @@ MODULES = {
 
 
 def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
-    """Return a copy of the parameters in which heads with a False mask have no effect.
+    """Return a copy of the parameters in which heads whose mask is False have no effect.
 
-    A head contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
-    the rows of W^O that belong to head i. Zeroing these rows is exactly equivalent to zeroing the
-    head's output. The other parameters are shared with `params`, not copied.
+    Head i contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
+    the rows of W^O that belong to head i. Zeroing the rows of a head is exactly equivalent to
+    zeroing the head's output. The other parameters are shared with `params`, not copied.
 
     Raises:
         UsageError: the model has no attention heads, the two stacks have different numbers of

@@ -62,7 +62,7 @@ def parameter_shapes(params: Params) -> dict[str, tuple[int, ...]]:
 
 
 def check_params(model: EncoderDecoder, params: Params) -> None:
-    """Check that a model has exactly these parameters.
+    """Check that `params` contains exactly the parameters that the model has.
 
     Flax itself ignores extra parameters, such as biases that the model does not have.
 

@@ -1,6 +1,6 @@
 """Encoder and decoder layers: sub-layers with residual connections (sections 3.1 and 3.3).
 
-Shapes: B batch, T target positions, S source positions, D d_model.
+Shapes: B batch, T positions (in a decoder layer, target positions), S source positions, D d_model.
 """
 
 from collections.abc import Callable
@@ -46,9 +46,9 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. Tensor2Tensor calls these methods
-    `layer_preprocess` and `layer_postprocess`. Only the pre-norm variant, `NormAndAdd`, needs
-    `enter`, because it normalizes before each sub-layer. It also normalizes after each stack.
+    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. In Tensor2Tensor, `enter` and
+    `leave` are called `layer_preprocess` and `layer_postprocess`. In the paper, nothing happens in
+    `enter` or after a stack. The pre-norm variant, `NormAndAdd`, normalizes in both places.
     """
 
     config: ModelConfig
@@ -66,14 +66,14 @@ class AddAndNorm(nn.Module):
         return layer_norm(self.config, name="norm")(x)
 
     @staticmethod
-    def make_stack_norm(_config: ModelConfig, /) -> Callable[[Array], Array]:
+    def make_final_norm(_config: ModelConfig, /) -> Callable[[Array], Array]:
         """Return the function to apply after the last layer of each stack: the identity."""
         return lambda x: x
 
 
 @dataclass(frozen=True)
 class Components:
-    """The Transformer modules that have variants. `build` chooses them from the config."""
+    """The Transformer modules that have variants. `build` chooses each module from the config."""
 
     add_positions: type[AddPositions]
     self_attention: type[MultiHeadAttention]
@@ -100,10 +100,12 @@ class EncoderLayer(nn.Module):
         c, components = self.config, self.components
         self.self_attention = components.self_attention(c, components.make_score)
         self.feed_forward = FeedForward(c, components.activation)
-        # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer.
+        # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer. Pre-norm
+        # keeps these names, although it normalizes before each sub-layer.
         self.self_attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 
+    # `train` is not keyword-only, because `nn.remat` marks static arguments by their positions.
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "#B 1 1 S"], train: bool = False
     ) -> Float[Array, "B S D"]:

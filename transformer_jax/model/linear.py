@@ -1,4 +1,4 @@
-"""Linear layers (the projections of sections 3.2.2, 3.3, and 3.4), applied at every position.
+"""Linear layers, applied at every position (the projections in sections 3.2.2 and 3.3).
 
 Shapes: B batch, T positions; `in` and `out` each stand for one or more axes.
 """
@@ -14,22 +14,23 @@ from transformer_jax.model.operations import matmul
 class Dense(nn.Module):
     """A linear layer, x W + b, at each position.
 
-    It is equivalent to `nn.DenseGeneral`, except that `matmul` chooses the fastest form for each
-    platform. W is initialized with Glorot uniform values, and b with zeros. The paper does not
-    specify an initializer. H heads of width K are initialized like a single matrix [D, H K].
+    The layer is equivalent to `nn.DenseGeneral`, except that `matmul` chooses the fastest form of
+    the matrix product for each platform. W is initialized with Glorot uniform values, and b with
+    zeros. The paper does not specify an initializer. The weights for H heads of width K are
+    initialized like a single matrix [D, H K].
     """
 
     features: tuple[int, ...]
     """The sizes of the output axes; `(H, K)` splits the result into heads."""
     dtype: str
-    """The dtype of the computation. Parameters are float32."""
+    """The dtype of the computation. Parameters are float32, or float64 in `jax.enable_x64`."""
     num_input_axes: int = 1
-    """The number of trailing axes of x to contract; 2 merges the heads."""
+    """The number of trailing axes of x to contract; a value of 2 merges the heads."""
     use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return x [B, T, in] times the kernel [in, out], plus the bias [out]: [B, T, out]."""
+        """Multiply x [B, T, in] by the kernel [in, out] and add the bias: [B, T, out]."""
         shape = (*x.shape[-self.num_input_axes :], *self.features)
         kernel = self.param("kernel", _glorot_uniform, shape, self.num_input_axes)
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)

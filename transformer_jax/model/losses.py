@@ -1,4 +1,4 @@
-"""Sums and counts for label smoothing and perplexity (sections 5.4 and 6.2).
+"""The loss with label smoothing (section 5.4) and the sums for perplexity (section 6.2).
 
 The caller divides the sums by the counts, because a mean of means would give short batches too much
 weight.
@@ -21,7 +21,7 @@ class Loss(NamedTuple):
     smoothed: Float[Array, ""]
     """The cross-entropy with the smoothed target, in nats. Training minimizes this loss."""
     nll: Float[Array, ""]
-    """The negative log-likelihood of the target itself. Perplexity is exp(nll / count)."""
+    """The negative log-likelihood of the target tokens. Perplexity is exp(nll / count)."""
     count: Float[Array, ""]
     """The number of tokens, excluding padding."""
 
@@ -32,24 +32,25 @@ def cross_entropy(
     """Compute the cross-entropy of predictions, with and without label smoothing (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
-    one. The paper does not specify this detail; see `smoothing_over_other_tokens`.
+    token. This is the smoothing of Szegedy et al. (2016), which the paper cites; the
+    authors' code uses `smoothing_over_other_tokens`.
     """
     logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD
     log_total = jax.nn.logsumexp(logits, axis=-1)
-    true = take_target(logits, target)
+    target_logit = take_target(logits, target)
     # This is the expected value of -log p = log_total - logit under the smoothed target, which is
     # (1 - smoothing) * one_hot(target) + smoothing / N.
-    smoothed = log_total - (1 - smoothing) * true - smoothing * logits.mean(axis=-1)
+    smoothed = log_total - (1 - smoothing) * target_logit - smoothing * logits.mean(axis=-1)
     return Loss(
         smoothed=jnp.sum(smoothed, where=is_real),
-        nll=jnp.sum(log_total - true, where=is_real),
+        nll=jnp.sum(log_total - target_logit, where=is_real),
         count=jnp.sum(is_real, dtype=jnp.float32),
     )
 
 
 def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Convert `smoothing` so that the true token gets no share of it, as in Tensor2Tensor.
+    """Convert `smoothing` so that only the other tokens share it, as in Tensor2Tensor.
 
     The true token then has a target probability of 1 - `smoothing`, and each other token has
     `smoothing` / (N - 1).

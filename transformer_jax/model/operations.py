@@ -1,6 +1,6 @@
 """Matrix products and lookups whose fastest form depends on the platform or the data type.
 
-All forms compute the same function, up to rounding.
+All forms of an operation compute the same function, up to rounding.
 Shapes: B batch, T positions, N vocab_size; `in` and `out` each stand for one or more axes.
 """
 
@@ -27,13 +27,13 @@ def matmul(
 ) -> Float[Array, "..."]:
     """Multiply x of shape [B, T, in] or [B, in] by a matrix of shape [in, out]."""
     if target_platform() == "cpu":
-        # The gradient with respect to `matrix` sums over the batch and position axes. For sums over
-        # two axes, XLA's CPU backend copies transposed operands, so flatten the two axes.
+        # The gradient with respect to `matrix` is a sum over the batch and position axes. For a sum
+        # over two axes, XLA's CPU backend copies transposed operands, so flatten the two axes.
         input_size = math.prod(matrix.shape[:num_input_axes])
         flat, flat_matrix = x.reshape(-1, input_size), matrix.reshape(input_size, -1)
         y = jax.lax.dot(flat, flat_matrix, preferred_element_type=preferred_element_type)
         return y.reshape(*x.shape[:-num_input_axes], *matrix.shape[num_input_axes:])
-    # On other platforms, do not flatten: on a TPU, for example, flattening itself causes copies.
+    # On other platforms, do not flatten the axes: on a TPU, for example, flattening causes copies.
     inputs = tuple(range(num_input_axes))
     contracted = tuple(range(x.ndim - num_input_axes, x.ndim)), inputs
     return jax.lax.dot_general(
@@ -53,24 +53,24 @@ def multiply_to_float32(
     multiply the float32 cotangent by a bfloat16 operand in float32, at a fraction of the speed.
     """
     if target_platform() == "gpu":
-        return _round_cotangent(multiply, x, y)
+        return _multiply_and_round_cotangent(multiply, x, y)
     return multiply(x, y, preferred_element_type=sum_dtype(x))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _round_cotangent(
+def _multiply_and_round_cotangent(
     multiply: Multiply, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     return multiply(x, y, preferred_element_type=sum_dtype(x))
 
 
-def _round_forward(
+def _multiply_forward(
     multiply: Multiply, x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], tuple[Float[Array, "..."], Float[Array, "..."]]]:
-    return _round_cotangent(multiply, x, y), (x, y)
+    return _multiply_and_round_cotangent(multiply, x, y), (x, y)
 
 
-def _round_backward(
+def _multiply_backward(
     multiply: Multiply,
     inputs: tuple[Float[Array, "..."], Float[Array, "..."]],
     cotangent: Float[Array, "..."],
@@ -79,7 +79,7 @@ def _round_backward(
     return jax.vjp(multiply, *inputs)[1](cotangent.astype(inputs[0].dtype))
 
 
-_round_cotangent.defvjp(_round_forward, _round_backward)
+_multiply_and_round_cotangent.defvjp(_multiply_forward, _multiply_backward)
 
 
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:

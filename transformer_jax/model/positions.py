@@ -17,7 +17,7 @@ def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) is the cosine of the same
     angle, so PE(pos + k) is a linear function of PE(pos). `d_model` must be even.
     """
-    # The type is float32, or float64 within `jax.enable_x64`.
+    # The dtype is float32, or float64 within `jax.enable_x64`.
     dtype = jnp.result_type(float)
     exponent = jnp.arange(0, d_model, 2, dtype=dtype) / d_model
     angle = jnp.outer(positions.astype(dtype), 10000.0**-exponent)
@@ -32,7 +32,7 @@ class AddPositions(nn.Module):
 
     config: ModelConfig
     max_positions: int
-    """The number of rows in a learned table. Only `AddLearnedPositions` uses it."""
+    """The number of rows in a learned table. Only `AddLearnedPositions` has a table."""
 
     @nn.compact
     def __call__(
@@ -68,7 +68,7 @@ class AddLearnedPositions(AddPositions):
                 return sinusoid(jnp.arange(length), d_model)
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the table row for each position, which is the position itself.
+        """Return the index of the table row for each position, which is the position itself.
 
         On a device, an index past the end of an array does not raise an error, so this method
         checks the number of positions. The check does not cover cached decoding, which passes one

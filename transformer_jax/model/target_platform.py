@@ -19,7 +19,7 @@ _PLATFORM = ContextVar[Platform | None]("platform", default=None)
 def tracing_for(platform: str) -> Iterator[None]:
     """Make `target_platform` return this platform, even if the machine has no such device.
 
-    JAX caches the traces of each function, so trace a new function for each platform.
+    JAX caches the traces of each function object, so trace a new function object for each platform.
     """
     token = _PLATFORM.set(_to_platform(platform))
     try:

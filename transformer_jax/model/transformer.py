@@ -6,16 +6,9 @@ Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.model.encoder_decoder import EncoderDecoder, source_mask
+from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.layers import Components
-
-
-def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
-    """Return a mask that lets positions attend to themselves and earlier positions (section 3.2.3).
-
-    Padding does not need a mask, because it follows all target tokens.
-    """
-    return jnp.tril(jnp.ones((1, 1, length, length), bool))
+from transformer_jax.model.masks import causal_mask, source_mask
 
 
 class Transformer(EncoderDecoder, kw_only=True):
@@ -26,15 +19,16 @@ class Transformer(EncoderDecoder, kw_only=True):
     def setup(self) -> None:
         super().setup()
         c, components = self.config, self.components
-        self.source_positions, self.target_positions = (
-            components.add_positions(c, n) for n in c.max_positions_per_stack
-        )
+        source_rows, target_rows = c.max_positions_per_stack
+        self.source_positions = components.add_positions(c, source_rows)
+        self.target_positions = components.add_positions(c, target_rows)
         # Flax names these layers encoder_0, encoder_1, and so on.
         encoder_depth, decoder_depth = c.layers_per_stack
         self.encoder = [components.encoder_layer(c, components) for _ in range(encoder_depth)]
         self.decoder = [components.decoder_layer(c, components) for _ in range(decoder_depth)]
-        self.encoder_norm = components.residual.make_stack_norm(c)
-        self.decoder_norm = components.residual.make_stack_norm(c)
+        # The paper does not normalize after a stack, so these are the identity by default.
+        self.encoder_norm = components.residual.make_final_norm(c)
+        self.decoder_norm = components.residual.make_final_norm(c)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """Return the memory: one vector for each source position."""

@@ -98,7 +98,7 @@ def describe_attention() -> list[str]:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield a program's equations in order, replacing each function call with its equations."""
+    """Yield a jaxpr's equations in order, replacing each function call with the equations in it."""
     for equation in jaxpr.eqns:
         nested = [equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params]
         if nested:
@@ -108,10 +108,10 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _module_paths(jaxpr: Jaxpr) -> Iterator[list[str]]:
-    """For each equation, yield the names of the modules that contain it, outermost first."""
+    """For each equation in a jaxpr, yield the names of its enclosing modules, outermost first."""
     for equation in jaxpr.eqns:
         stack = str(equation.source_info.name_stack)
-        # A name such as "embedding.logits" includes a method.
+        # In a name such as "embedding.logits", the part after the dot is a method.
         yield [name.split(".")[0] for name in stack.split("/")]
 
 

@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
 `transformer-jax paper` prints this index, and docs/paper.md contains it. The commands that run at
-small scale take minutes. Some of them use runs/demo, which `make demo` creates. Most of the
-commands that run at the paper's scale use WMT14.
+small scale take minutes. Some of these commands use runs/demo, which `make demo` creates. Most of
+the commands that run at the paper's scale use WMT14.
 """
 
 import shlex
@@ -24,18 +24,18 @@ class Item:
     test: str
     """The test for this item, as FILE::FUNCTION relative to tests/unit."""
     small: str = ""
-    """The command to run at small scale. If empty, the command that runs the test is used."""
+    """The command for small scale. If empty, the command that runs the test is used."""
     full: str = ""
-    """The command to run at the paper's scale. Empty if the result does not depend on the scale."""
+    """The command for the paper's scale. Empty if the result does not depend on the scale."""
 
     @property
     def key(self) -> str:
-        """The name on the command line, such as "table1"."""
+        """The item's name on the command line, such as "table1"."""
         return self.name.lower().replace(" ", "")
 
     @property
     def commands(self) -> dict[str, str]:
-        """The commands, keyed by scale, plus the test's command if it is not among them."""
+        """The commands, keyed by scale, including the command that runs the test."""
         test = f"python -m pytest tests/unit/{self.test}"
         commands = {"small scale" if self.full else "any scale": self.small or test}
         if self.full:
@@ -248,7 +248,7 @@ def _wrap(command: str) -> list[str]:
     lines = [""]
     words = list(map(shlex.quote, shlex.split(command)))
     for word, following in zip(words, [*words[1:], "--"], strict=True):
-        # An option and its first value stay on the same line.
+        # Keep an option and its first value on the same line.
         has_value = word.startswith("--") and not following.startswith("--")
         size = len(f"{word} {following}" if has_value else word)
         if lines[-1] and len(lines[-1]) + size > MAX_COLUMNS:
@@ -263,7 +263,7 @@ def _wrap(command: str) -> list[str]:
 
 
 def _split_long(word: str) -> list[str]:
-    """Split a long quoted word or test name into parts, which the shell joins across lines."""
+    """Split a long quoted word or test name into parts that the shell joins across lines."""
     if len(word) <= MAX_COLUMNS - 2:
         return [word]
     if word.startswith("'"):

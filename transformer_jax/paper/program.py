@@ -31,7 +31,7 @@ class Value(NamedTuple):
     """The array properties that the analysis tracks."""
 
     depth: int
-    """The length of the longest chain of products that leads to the array."""
+    """The length of the longest chain of matrix products that leads to the array."""
     is_data: bool
     """Whether the array depends on the program's input."""
 

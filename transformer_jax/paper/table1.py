@@ -1,8 +1,8 @@
 """Measure Table 1: the cost of each layer type, and the path length between distant positions.
 
 The paper derives complexity, sequential operations, and maximum path length by hand. This module
-computes these quantities from each layer's program and fits exponents to them. Time and memory are
-measured on JAX's default device.
+computes these quantities by analyzing each layer's program, and fits exponents to them. Time and
+memory are measured on JAX's default device.
 
 Shapes: B batch, T positions, D d_model.
 """
@@ -28,8 +28,8 @@ from transformer_jax.paper.program import analyze
 PROBE_LENGTH = 256
 PROBE_WIDTH = 16
 REPEATS = 5
-# By default, XLA for CPUs fuses attention over long sequences into one kernel and does not report
-# the kernel's memory, which grows with n^2. This option turns off fused kernels.
+# By default, XLA's CPU compiler fuses attention over long sequences into one kernel and does not
+# report the kernel's memory use, which grows with n^2. This option turns off fused kernels.
 CPU_OPTIONS: dict[str, bool | str] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
@@ -37,7 +37,7 @@ CPU_OPTIONS: dict[str, bool | str] = {"xla_cpu_experimental_ynn_fusion_type": ""
 class Claim:
     """The paper's bounds for a layer type (Table 1).
 
-    Separable convolutions are not in Table 1. Their complexity comes from section 4, and their
+    Table 1 omits separable convolutions. For them, the complexity comes from section 4, and the
     other bounds are the same as for convolutions.
     """
 
@@ -66,7 +66,7 @@ class Measurement:
     n: int
     d: int
     flops: int
-    """The FLOPs that the paper counts: those in the layer's matrix products, except for attention's
+    """The FLOPs that the paper counts: those of the layer's matrix products, excluding attention's
     projections."""
     all_flops: int
     """The FLOPs of all matrix products, including attention's projections."""

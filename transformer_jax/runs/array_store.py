@@ -38,7 +38,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Read the trees in `targets` from a checkpoint; raise StorageError if they do not match."""
+    """Restore the trees in `targets`; raise a StorageError if a stored tree does not match."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Trees = ocp.checkpointables_metadata(str(folder.absolute())).metadata

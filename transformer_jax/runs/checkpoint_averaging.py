@@ -21,9 +21,9 @@ def select_steps(
     """Return the steps of the checkpoints to average, oldest first.
 
     The last selected step is `step`, which defaults to the latest available step. If `average` is
-    more than 1, all selected steps are scheduled and consecutive. With `allow_fewer`, the result
-    may contain fewer than `average` steps. If there are no scheduled checkpoints, it contains only
-    `step`.
+    more than 1, the steps are those of consecutive scheduled checkpoints. With `allow_fewer`, the
+    result may contain fewer than `average` steps. If there are no scheduled checkpoints, the result
+    contains only `step`.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.

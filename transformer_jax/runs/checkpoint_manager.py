@@ -5,9 +5,9 @@
         checkpoint.json        score, counters, and identity of the run (`checkpoint_metadata`)
         SHA256SUMS             digests, verified before Orbax reads the files (`checksums`)
 
-A checkpoint is first written to a hidden folder, such as `.120`. Once all its files are on disk,
-a rename makes it visible. Only then are superseded checkpoints deleted. A damaged checkpoint is
-renamed, for example to `bad-120`, and the previous one is used.
+A checkpoint is first written to a hidden folder, such as `.120`. Once all files of the checkpoint
+are on disk, a rename makes it visible. Only then are superseded checkpoints deleted. A damaged
+checkpoint is renamed, for example to `bad-120`, and the previous one is used.
 
 A checkpoint at a scheduled step has a development score. A checkpoint that is saved because of a
 signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
@@ -38,7 +38,7 @@ STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
 
 
 class CheckpointManager:
-    """A run's checkpoints. As a context manager, it waits for pending writes on exit."""
+    """A run's checkpoints. The context manager waits for pending writes on exit."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CheckpointManager:
         """Open or create a checkpoint folder. All checkpoints in it must have the given identity.
 
         The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
-        If `keep` is None, it opens the folder read-only.
+        If `keep` is None, the manager opens the folder read-only.
         """
         self.folder, self.run = folder, folder.parent
         self._identity, self._keep = dict(identity), keep
@@ -99,7 +99,7 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        All later checkpoints are damaged. For each of them, print a line and, unless the folder is
+        For each later checkpoint, which is damaged, print a line and, unless the folder is
         read-only, rename the checkpoint. Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
@@ -231,7 +231,8 @@ class CheckpointManager:
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"
-            # Empty this file, which contains a local path. Orbax only requires it to exist.
+            # Empty the marker file, because it contains a local path. Orbax requires only that the
+            # file exists.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
             content.write(temporary, step, self._identity)

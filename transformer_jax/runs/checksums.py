@@ -22,7 +22,7 @@ LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
 class CorruptionError(Exception):
-    """A file differs from what was written. The message names the file and the difference."""
+    """A file differs from what was written. The message names the file and the problem."""
 
 
 def write(folder: Path) -> None:

@@ -50,11 +50,11 @@ def is_number(value: object) -> TypeGuard[float]:
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
-    Reports for later steps are stale, because the run writes them again. `splits` contains the
-    splits for which a report at `step` was scheduled. Other reports at `step` are stale, because an
-    unscheduled report is valid only until the run is extended. This function also removes invalid
-    lines at the end of the file, because a power failure can leave a partial line or null bytes
-    there.
+    Reports for later steps are stale, because the resumed run writes them again. `splits` contains
+    the splits for which a report at `step` was scheduled. Other reports at `step` are stale,
+    because an unscheduled report is valid only until the run is extended. This function also
+    removes invalid lines at the end of the file, because a power failure can leave a partial line
+    or null bytes there.
 
     Raises:
         StorageError: the file cannot be accessed, or it contains an invalid line before a valid

@@ -1,4 +1,4 @@
-"""A run's folder. It is self-contained, holds only data, and is never overwritten.
+"""A run's folder, which is self-contained, holds only data, and is never overwritten.
 
 The folder contains:
 
@@ -44,7 +44,8 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_limited, read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
-# The size limit in bytes. A larger file may be malicious, so it is rejected without being read.
+# The size limit for run.json, in bytes. A larger file may be malicious, so it is rejected without
+# being read.
 MAX_DESCRIPTION = 1 << 20
 # Fields that may change when a run resumes. A change to any other field would make the run a
 # different experiment. Gradient accumulation and parallelism affect only the dropout masks.
@@ -64,7 +65,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How a run was packaged. Its parameters were averaged over the checkpoints at `steps`."""
+    """How a run was packaged. Its parameters are the mean of the checkpoints at `steps`."""
 
     steps: tuple[int, ...]
     dtype: Dtype
@@ -204,7 +205,9 @@ class RunFolder:
         return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
     def with_config(self, config: Config) -> "RunFolder":
-        """Return a copy of this object with a different config. Call `store` to write it to disk.
+        """Return a copy of this object with a different config.
+
+        Call `store` to write the config to disk.
 
         Raises:
             ConfigError: a field that must not change differs, or the run is past the new

@@ -5,7 +5,7 @@
     tokenizer.source.model        the source language's model
     tokenizer.source.table.json   the source language's table
 
-The source language's files exist only if it has its own vocabulary.
+The source language's files exist only if that language has its own vocabulary.
 """
 
 from pathlib import Path
@@ -15,7 +15,8 @@ from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model, d
 from transformer_jax.errors import StorageError
 from transformer_jax.json_types import JsonObject
 
-# The size limit in bytes. A larger file may be malicious, so it is rejected without being read.
+# The size limit for each vocabulary file, in bytes. A larger file may be malicious, so it is
+# rejected without being read.
 MAX_TOKENIZER = 256 << 20
 MODELS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 

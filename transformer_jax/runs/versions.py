@@ -36,6 +36,6 @@ def source_commit() -> str:
 
 
 def current_versions() -> dict[str, str]:
-    """Return the installed versions, and the commit if it is known."""
+    """Return the versions of Python and of installed packages, and the commit if it is known."""
     commit = source_commit()
     return {**installed_versions(), **({"commit": commit} if commit else {})}

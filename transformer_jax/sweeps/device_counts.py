@@ -20,8 +20,8 @@ def count_devices_of_rows(
 ) -> Counts:
     """Return how many devices each row needs, or None for a row that does not fit on the target.
 
-    Each count is a power of two or the total number of devices. The row's largest assumed batch
-    shape determines the count; see `assume_shapes`.
+    The number of devices is a power of two or the target's total number of devices. To find this
+    number, the function compiles the step for the row's largest batch shape from `assume_shapes`.
 
     Raises:
         UsageError: the target does not support a row's attention implementation, or this machine

@@ -1,4 +1,4 @@
-"""The distribution of the maximum absolute value of correlated t statistics (Dunnett, 1955)."""
+"""The distribution of the largest absolute value among correlated t statistics (Dunnett, 1955)."""
 
 import functools
 
@@ -11,7 +11,7 @@ Correlation = tuple[tuple[float, ...], ...]
 
 
 def dunnett_probability(bound: float, correlation: Correlation, freedom: int) -> float:
-    """Return the probability that no correlated t statistic exceeds `bound` in absolute value."""
+    """Return the probability that all correlated t statistics are within `bound` of zero."""
     if not bound:
         return 0.0
     maxima = _normal_maxima(correlation)
@@ -30,7 +30,7 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 
 @functools.lru_cache
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
-    """Return quantiles of the maximum absolute value of correlated normal variables.
+    """Return quantiles of the largest absolute value among correlated normal variables.
 
     The samples come from a Sobol sequence, so the result is accurate and deterministic. To
     save time, each group of 64 adjacent quantiles is averaged, with almost no loss of accuracy.

@@ -16,9 +16,9 @@ MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, with simultaneous\n95% intervals"
-# If a row's scores vary widely across seeds, its interval may be much wider than the others. An
-# interval that extends more than this many typical half-widths beyond the farthest point is cut off
-# at the edge of the figure.
+# If a row's scores vary widely across seeds, its interval may be much wider than those of other
+# rows. An interval is cut off at the edge of the figure if it extends beyond the farthest point by
+# more than this many typical half-widths.
 MAX_HALVES = 3.0
 # The maximum number of characters in a row's label.
 MAX_LABEL = 44
@@ -56,7 +56,7 @@ def draw_curves(results: Results) -> str:
 
 
 def _mean_curve(row: RowResult) -> Curve:
-    """Return the geometric mean and the range over seeds at each step that all seeds reported."""
+    """Return the geometric mean and range of perplexity over seeds at steps shared by all seeds."""
     reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
     curves = [
         {
@@ -66,7 +66,7 @@ def _mean_curve(row: RowResult) -> Curve:
         }
         for xs in reports
     ]
-    # The comparison is false for NaN, so NaN also becomes `MAX_PERPLEXITY`.
+    # Comparisons with NaN are false, so NaN also becomes `MAX_PERPLEXITY`.
     runs = [
         {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}
         for curve in curves

@@ -15,7 +15,7 @@ from transformer_jax.sweeps.seed_statistics import CONFIDENCE, describe_limits, 
 from transformer_jax.sweeps.status import RunStatus
 from transformer_jax.sweeps.tables import escape_markdown
 
-# The page that describes the statistical analysis. It exists only in a clone of the repository.
+# The page that describes the statistical analysis. Only a clone of the repository has this page.
 STATISTICS = "docs/statistics.md"
 DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
@@ -92,7 +92,7 @@ def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> l
 
 
 def documentation_link(folder: Path) -> str | None:
-    """Return the relative path from a folder to `DOCUMENTATION`; None if no clone contains both."""
+    """Return the relative path from a folder to `DOCUMENTATION`, or None outside the clone."""
     folder = folder.resolve()
     if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
         return None

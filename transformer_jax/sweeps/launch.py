@@ -80,8 +80,9 @@ class _Queue:
         self._reported: set[SweepRun] = set()
         statuses = [read_status(run) for run in sweep.runs]
         self._pending = [s.run for s in statuses if s.needs_worker(retry_failed=retry_failed)]
-        # These runs belong to other launchers. If a launcher was stopped or killed, its workers may
-        # still be saving checkpoints. Only the statuses of runs on this machine name a slot.
+        # Runs with the status "running" belong to other launchers. If a launcher was stopped or
+        # killed, its workers may still be saving checkpoints. A status names a slot only if the run
+        # is on this machine.
         self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
         for run in self._ending:
             self._report_wait(run, describe_holder(run.path))
@@ -90,7 +91,7 @@ class _Queue:
         return bool(self._pending or self._ending)
 
     def pop(self) -> SweepRun | None:
-        """Remove and return a pending run that is not being trained, or None if there is none."""
+        """Remove and return a pending run that is not being trained, or None if no run is ready."""
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
@@ -170,7 +171,7 @@ class _Pool:
 def _settle_status(
     run: SweepRun, worker: subprocess.Popen[bytes], *, is_stopping: bool
 ) -> RunStatus:
-    """Return the status of a run whose worker has exited, writing it if the worker did not."""
+    """Return the status of a run whose worker has exited; write it if the worker did not."""
     status, code = read_status(run), worker.returncode
     # If a worker exits early, the status file is missing or describes an earlier attempt.
     is_new = read_json_object(run.status_file).get("pid") == worker.pid
@@ -203,7 +204,7 @@ def start_worker(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # A worker in its own session does not receive Ctrl-C. The launcher stops it instead.
+            # A worker in its own session does not receive Ctrl-C; the launcher stops it instead.
             start_new_session=True,
         )
 

@@ -129,7 +129,7 @@ class Sweep:
         """Read the plan in a sweep's folder.
 
         Raises:
-            UsageError: the folder has no plan.
+            UsageError: the folder does not contain a plan.
             StorageError: the plan cannot be read, is invalid, or is in a different format.
         """
         file = path / "sweep.json"
@@ -158,7 +158,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
 
 
 def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
-    """Return whether a folder is free or contains a sweep to which these rows can be added."""
+    """Return whether a folder is unused or contains a sweep to which these rows can be added."""
     if _is_free(path):
         return True
     stored = Sweep.open(path).rows

@@ -134,7 +134,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table, headings first, excluding optional columns that are empty."""
+    """Return a table that begins with its headings and omits empty optional columns."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()
@@ -160,7 +160,7 @@ def _list_comparisons(results: Results) -> Table:
 
 
 def make_run_table(results: Results, digits: int | None = None) -> list[list[str]]:
-    """Return the table of runs, headings first, with scores rounded to `digits` decimal places."""
+    """Return a table of the runs, with headings and scores rounded to `digits` decimal places."""
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]

@@ -49,7 +49,7 @@ class RowResult:
 
     name: str
     change: str
-    """The fields that differ from the first row's, with their values."""
+    """The config fields that differ from those of the first row, with their values."""
     config: Config
     """The config that the runs were trained with. The vocabulary may be smaller than requested."""
     paper: Paper
@@ -127,9 +127,9 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the paper's difference between a row's score and the first row's score.
+        """Return the difference in the paper between a row's score and the first row's score.
 
-        Return None if the paper lacks one of the scores.
+        Return None if the paper does not report both scores.
         """
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
@@ -137,7 +137,10 @@ class Results:
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(self, name: str, score: PaperScore) -> Verdict | None:
-        """Return whether a row's difference agrees with the paper's; None if a score is missing."""
+        """Return whether a row's difference from the first row agrees with the paper.
+
+        Return None for the first row, or if a score is missing.
+        """
         paper, comparison = self.paper_difference(name, score), self.compare(name, score)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
@@ -219,7 +222,8 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     """Return the config of the first run that has started, or else the planned config.
 
-    The two configs can differ, because a learned vocabulary may be smaller than requested.
+    A run's config can differ from the planned config, because a learned vocabulary may be smaller
+    than requested.
     """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):

@@ -1,6 +1,6 @@
 """Apply the same change to all rows of an ablation, while preserving the differences between rows.
 
-This module imports only `config`, so importing it does not slow down the command line.
+To keep the command line fast, this module imports only `config` from this package.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def with_sections(
 ) -> dict[str, Row]:
     """In all rows, replace config sections such as "data" with sections of other configs.
 
-    Each row keeps the values in which it differs from `first`, which defaults to the first row.
+    Each row keeps the values that differ from those of `first`, which defaults to the first row.
     Raise ConfigError if a resulting config is invalid.
     """
     base = (first or next(iter(rows.values()))).config
@@ -42,7 +42,7 @@ def with_sections(
             for section, other in sections.items()
         }
         if "train" in fields:
-            # Preserve the ratio of this row's training steps to the first row's.
+            # Preserve the ratio of this row's training steps to those of the first row.
             ratio = row.config.train.steps / base.train.steps
             fields["train"]["steps"] = max(1, round(ratio * sections["train"].train.steps))
         return dataclasses.replace(row, config=row.config.change(**fields))

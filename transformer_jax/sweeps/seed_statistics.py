@@ -16,11 +16,11 @@ from scipy import special, stats
 from transformer_jax.sweeps.dunnett import dunnett_probability, dunnett_quantile
 
 CONFIDENCE = 0.95
-# A difference matters only if it exceeds its margin, which is half of the smallest difference that
-# the paper interprets.
+# A difference matters only if it exceeds its margin, which is half the smallest difference that the
+# paper interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if its standard deviation is more than this many times the typical one.
+# A row is wide if its standard deviation exceeds this multiple of the typical standard deviation.
 WIDE_RATIO = 4.0
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -58,8 +58,8 @@ class Analysis:
     """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
     """The rows whose scores vary much more across seeds than those of the other rows. Each value is
-    the ratio of the row's standard deviation to the typical standard deviation. These rows are not
-    pooled with the others."""
+    the ratio of the row's standard deviation to the typical standard deviation. Wide rows are not
+    pooled with the other rows."""
 
 
 class SignAgreement(NamedTuple):
@@ -192,12 +192,12 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
-    If the paper's difference is within the margin, assume that the paper claims that the rows are
+    If the difference in the paper is within the margin, assume that the paper considers the rows
     equivalent. Otherwise, assume that the paper claims only which row scores higher.
 
     Args:
         interval: the row's simultaneous interval.
-        paper: the same difference in the paper.
+        paper: the difference that the paper reports.
         margin: the largest negligible difference.
     """
     if interval is None:
@@ -215,8 +215,8 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
 
     Args:
         differences: each row's difference from the first row, in our scores and in the paper's.
-        margin: the largest negligible difference. A row is excluded if the paper's difference is
-            within the margin.
+        margin: the largest negligible difference. A row is excluded if the difference that the
+            paper reports is within the margin.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))

@@ -47,7 +47,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
 
 def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:
-    """Return the slots of a JAX backend; see `find_slots`."""
+    """Return the slots for a JAX backend; see `find_slots`."""
     is_cpu = backend == "cpu"
     slots = _make_cpu_slots(limit) if is_cpu else _make_accelerator_slots(backend, num_devices)
     if limit is not None and not 1 <= limit <= len(slots):
@@ -73,7 +73,7 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if limit is None:
         # The available memory limits the number of slots.
         limit = max(1, available_bytes() // CPU_RUN_BYTES)
-    # If the limit is not positive, return all slots, so that the error states the number of slots.
+    # If the limit is not positive, return all slots, so that the error message states their number.
     count = min(limit, len(cores)) if limit > 0 else len(cores)
     return [Slot(f"cpu {i}", cores=frozenset(cores[i::count])) for i in range(count)]
 
@@ -81,8 +81,8 @@ def _make_cpu_slots(limit: int | None) -> list[Slot]:
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the memory that this process can use, including reclaimable disk cache.
 
-    The limits of containers and Slurm jobs (control groups, version 2) apply. `root` contains the
-    folders `proc` and `sys`.
+    This function respects the memory limits of containers and Slurm jobs (control groups, version
+    2). The folder `root` contains the folders `proc` and `sys`.
     """
     lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
     available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
@@ -90,7 +90,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     mount = root / "sys/fs/cgroup"
     group = mount / groups.rpartition("0::/")[2].strip()
     for folder in (group, *group.parents):
-        # The root group has no limit, and the limit of a group can be "max".
+        # The root control group has no limit, and the limit of any other group can be "max".
         with contextlib.suppress(OSError, ValueError):
             limit = int((folder / "memory.max").read_text("utf-8"))
             used = int((folder / "memory.current").read_text("utf-8"))

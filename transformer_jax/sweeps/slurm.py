@@ -1,8 +1,8 @@
 """Submit a sweep to Slurm as one array job, with one task per unfinished run.
 
-submitit writes its scripts, logs, and pickles to the sweep's `slurm/` folder. The pickles contain
-only strings and numbers, and only submitit reads them. Each run's status and log are in the same
-files that the local launcher uses.
+The submitit library writes its scripts, logs, and pickle files to the sweep's `slurm/` folder. The
+pickle files contain only strings and numbers, and only submitit reads them. Each run's status and
+log are in the same files that the local launcher uses.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Slurm sends a signal this many seconds before the time limit, or after three quarters of the limit
 # if that is later, so that a trainer has time to save.
 SAVING_SECONDS = 120
-# The number of seconds that a task waits for the submitting process to record its job.
+# The number of seconds that a task waits for the submitting process to record the task's job ID.
 SUBMISSION_SECONDS = 60.0
 # The number of seconds that a task waits for Slurm to kill or requeue it after its worker exits.
 LINGER_SECONDS = 300.0
@@ -45,8 +45,8 @@ MAX_TIMEOUTS = 10_000
 class Task:
     """One task of the array job. Each task starts the worker of one run.
 
-    submitit pickles the task and calls it on the compute node. The private attributes change only
-    on that node.
+    The submitit library pickles the task and calls it on the compute node. The task's private
+    attributes change only on that node.
     """
 
     sweep: str
@@ -54,7 +54,7 @@ class Task:
     run_name: str
     step_timeout: float
     fruitless_requeues: int = 0
-    """The number of consecutive allocations without progress immediately before this one."""
+    """The number of consecutive allocations without progress before the current allocation."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _progress_at_start: tuple[int, int] = field(default=(0, 0), init=False)
     _is_ending: bool = field(default=False, init=False)
@@ -90,8 +90,8 @@ class Task:
     def checkpoint(self) -> "DelayedSubmission | None":
         """Let the worker save its progress, and return a task for submitit to requeue.
 
-        Return None if the run has finished or failed. submitit calls this method when Slurm signals
-        that the time limit is near or that the job is being preempted.
+        Return None if the run has finished or failed. The submitit library calls this method when
+        Slurm signals that the time limit is near or that the job is being preempted.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -128,7 +128,7 @@ def _await_exit(process: subprocess.Popen[bytes]) -> None:
 
 def _await_submission(run: SweepRun) -> None:
     # Slurm may start a task before the submitting process has written the run's status. Wait for
-    # that write, because it would otherwise overwrite the worker's status.
+    # the submitting process, which would otherwise overwrite the worker's status.
     deadline = time.monotonic() + SUBMISSION_SECONDS
     while (job := read_status(run).job) != current_slurm_job():
         if time.monotonic() > deadline:
@@ -157,7 +157,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
     """Mark runs as stopped if their Slurm jobs no longer exist; return the statuses of all runs."""
     active = _active_jobs(sweep)
     jobs = list_jobs() if active else set()
-    # Read the statuses again: a job that finished after the first read is not in the list, either.
+    # Read the statuses again: jobs that finished after the first read are not in the list, either.
     for run, job in _active_jobs(sweep).items():
         if active.get(run) == job and job not in jobs:
             write_status(run, "stopped", note=f"job {job} is gone", job=job)

@@ -155,7 +155,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
     scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
     dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
-    # Reports from before an interruption would make training appear slow.
+    # Reports written before an interruption would make training appear slow.
     timed = [report for report in train if report.get("time", -1.0) >= since]
     newest = ChainMap(_numbers(scores.get("dev", {})), *dev[-1:], *dev_bleus[-1:])
     is_running = status.status == "running"
@@ -171,7 +171,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the latest evaluation on a split, comparing steps first and then times.
+    """Return the folder of the latest evaluation on a split, ordered by step and then by time.
 
     Unless `any_search` is true, consider only evaluations that used the search options and the
     number of averaged checkpoints in the run's config.
@@ -216,7 +216,7 @@ def _process_start(pid: int) -> str:
 
 
 def _seconds_left(timed: list[JsonObject], steps: int) -> float | None:
-    """Estimate the remaining seconds of training from the last ten training reports."""
+    """Estimate the remaining training time in seconds from the last ten training reports."""
     timed = timed[-10:]
     if not timed or timed[0]["step"] == timed[-1]["step"]:
         return None

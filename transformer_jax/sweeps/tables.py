@@ -30,7 +30,7 @@ LATEX_ESCAPES = str.maketrans(
 
 
 class Link(NamedTuple):
-    """A hyperlink, with a path relative to the page and a tooltip."""
+    """A hyperlink: a tooltip, and a path relative to the page."""
 
     path: str
     tooltip: str
@@ -55,7 +55,7 @@ def to_markdown(table: Table, *, align: bool = False) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return a LaTeX table that requires the booktabs package. The first two columns are text."""
+    """Return a LaTeX table for the booktabs package, with the first two columns left-aligned."""
     head, *body = [
         " & ".join(cell.translate(LATEX_ESCAPES) for cell in row) + r" \\" for row in table
     ]

@@ -29,7 +29,7 @@ def read_translations(folder: Path) -> tuple[list[str], list[str]]:
 def compare_test_bleu(
     tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
-    """Compare each run with the first row's run with the same seed, if their references match.
+    """Compare each run with the first row's run that has the same seed, if the references match.
 
     Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
     is "" if there are no differences.

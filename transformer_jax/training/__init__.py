@@ -1,1 +1,1 @@
-"""Training: one step, the loop around it, and its metrics (sections 5.2 to 5.4)."""
+"""Training: the training step, the training loop, and the metrics (sections 5.2 to 5.4)."""

@@ -1,7 +1,7 @@
-"""Pure functions that choose the actions after a step, given the step and the processes' vote.
+"""Pure functions that choose the actions after a step, given the step and the combined vote.
 
-Steps are counted from 1. In a run with several processes, the vote is from an earlier step
-(`StepConsensus`).
+Steps are counted from 1. In a run with several processes, the vote is from an earlier step (see
+`StepConsensus`).
 
 A scheduled checkpoint is saved at a fixed step and has a score, the perplexity on the development
 set. Checkpoints that are saved for recovery, after a signal, or at an unscheduled last step have no
@@ -17,11 +17,11 @@ from transformer_jax.distributed.processes import Vote
 
 
 class DueActions(NamedTuple):
-    """The actions after a step, in this order: report, evaluate, save, and stop."""
+    """The actions after a step, in this order: report, evaluate, save, and interrupt."""
 
     report: bool
     evaluate: bool
-    """Whether to compute the perplexity on the development set. If so, `save` is also true."""
+    """Whether to compute the perplexity on the development set. If true, `save` is also true."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
@@ -31,18 +31,19 @@ class DueActions(NamedTuple):
     """Whether the checkpoint contains the metrics of the steps since the last scheduled report.
 
     The report after the last step might not be on the schedule. If the run is extended later, its
-    next scheduled report includes these metrics again, as if the run had never stopped.
+    next scheduled report includes the metrics of these steps again, as if the run had never
+    stopped.
     """
     interrupt: bool
-    """Whether a signal ends training once the checkpoint is on disk."""
+    """Whether to end training because of a signal, once the checkpoint is on disk."""
 
     @property
     def waits_for_step(self) -> bool:
         """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
 
         A report, an evaluation, and an interruption wait for the step's result anyway. A recovery
-        save also waits, but it must not trigger the check, because the step at which a run ends
-        must not depend on the clock.
+        save also waits, but it must not trigger the divergence check, because the step at which a
+        run ends must not depend on the clock.
         """
         return self.report or self.evaluate or self.interrupt
 
@@ -55,29 +56,29 @@ class ActionSchedule:
     steps_per_epoch: int
 
     @property
-    def checkpoint_every(self) -> int:
+    def steps_per_checkpoint(self) -> int:
         """The number of steps between scheduled checkpoints."""
         unit = self.steps_per_epoch if self.config.checkpoint_unit == "epoch" else 1
         return self.config.checkpoint_every * unit
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
         """Return the actions due after a step; `last_saved` is the latest checkpoint's step."""
-        # A vote can be a few steps old. Ignore its request for a recovery save if a checkpoint has
-        # been saved since then.
+        # A vote can be a few steps old. Ignore a vote's request for a recovery save if a checkpoint
+        # has been saved since the vote.
         needs_recovery = vote.needs_recovery_save and vote.step > last_saved
         is_last = step == self.config.steps
         is_report_scheduled = step % self.config.log_every == 0
-        is_scheduled = step % self.checkpoint_every == 0
+        is_scheduled = step % self.steps_per_checkpoint == 0
         evaluate = is_scheduled or is_last
         save = evaluate or vote.signal != 0 or needs_recovery
         return DueActions(
             report=is_report_scheduled or is_last,
             evaluate=evaluate,
-            translate=is_last or step % (self.checkpoint_every * self.config.bleu_every) == 0,
+            translate=is_last or step % (self.steps_per_checkpoint * self.config.bleu_every) == 0,
             save=save,
             is_scheduled=is_scheduled,
             keep_pending_metrics=save and not is_report_scheduled,
-            # After the last step, a signal has nothing left to interrupt.
+            # After the last step, there is nothing left to interrupt.
             interrupt=vote.signal != 0 and not is_last,
         )
 
@@ -88,9 +89,9 @@ class ActionSchedule:
         result is false if no checkpoint is scheduled at `step`.
         """
         patience = self.config.patience
-        if patience is None or step % self.checkpoint_every:
+        if patience is None or step % self.steps_per_checkpoint:
             return False
-        # If scores are tied, the earliest checkpoint is the best. At step 0, there are no scores,
-        # and `default` results in an age of 0.
+        # If scores are tied, the earliest checkpoint counts as the best. At step 0, there are no
+        # scores, and `default` sets the age of the best checkpoint to 0.
         best_step = min(scores, key=scores.__getitem__, default=step)
-        return step - best_step >= patience * self.checkpoint_every
+        return step - best_step >= patience * self.steps_per_checkpoint

@@ -69,7 +69,7 @@ class Checkpointer:
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest checkpoint's state, or the initial state, and the pending metrics.
+        """Return the latest checkpoint's state (or the initial state) and the pending metrics.
 
         Raises:
             StorageError: the checkpoint is damaged.

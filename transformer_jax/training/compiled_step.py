@@ -41,7 +41,7 @@ class CompiledStep:
         """Compile the step for this process's rows of a batch, without running it.
 
         If `compile_ahead` has already scheduled this shape, wait for that compilation. Return a
-        message with the global batch's padded shape and the compilation time.
+        message that states the padded shape of the global batch and the compilation time.
         """
         if (future := self._ahead.pop(_shape(batch), None)) is not None:
             return future.result()
@@ -72,9 +72,9 @@ class CompiledStep:
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[str]:
-        """Yield the messages of background compilations that finished since the last call."""
+        """Yield messages about background compilations that have finished since the last call."""
         for shape, future in list(self._ahead.items()):
-            # If a compilation failed, its error is raised when a batch needs the program.
+            # If a compilation failed, its error is raised when a batch needs the compiled program.
             if future.done() and future.exception() is None:
                 yield self._ahead.pop(shape).result()
 
@@ -90,7 +90,7 @@ class CompiledStep:
         return f"compiled for {size} tokens in {seconds:.1f} s{meanwhile}"
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows; compile it if necessary. The state is donated."""
+        """Run one step on this process's rows, compiling it if necessary. The state is donated."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))

@@ -20,7 +20,7 @@ from transformer_jax.training.step import init_state
 
 # The model fields that may differ between a new run and the run that provides its parameters.
 # These fields affect only training, speed, rounding, or the maximum lengths. A field that
-# determines the size of a learned position table must not differ.
+# determines the size of a learned position table must be the same in both runs.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
     *("attention_implementation", "dtype", "remat"),
@@ -40,7 +40,7 @@ def create_run(
 ) -> RunFolder:
     """Prepare the text and create a run folder.
 
-    The run folder does not appear until it is complete.
+    The run folder appears only when it is complete.
 
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
     at that path. The stored config contains the actual vocabulary sizes; a note on the console

@@ -1,4 +1,4 @@
-"""Score the development set during training, by perplexity and by BLEU with greedy search.
+"""Evaluate on the development set during training: perplexity, and BLEU with greedy search.
 
 For tasks other than translation, also compute the task's main score from the greedy outputs.
 """

@@ -1,4 +1,4 @@
-"""The FLOPs of a training step and the devices' peak FLOP/s, for model FLOPs utilization.
+"""The FLOPs of a training step and the devices' peak FLOP/s, to compute FLOPs utilization.
 
 Shapes: B sentence pairs in a batch.
 """
@@ -55,8 +55,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products count. The sum in an additive score counts as a dot product. An operation
-    counts once, even if `model.remat` repeats it.
+    Only matrix products are counted. The sum in an additive score counts as a dot product. Each
+    operation is counted only once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)
@@ -111,8 +111,8 @@ def train_flops(config: Config) -> float:
     """Estimate a whole run's FLOPs, assuming full batches of `TYPICAL_LENGTH`-token sentences.
 
     The estimate is usually too high, because real batches contain padding, which does not count,
-    and the two sides differ in length. For example, a batch of number words needs only about 60% of
-    the estimated FLOPs.
+    and source and target sentences differ in length. For example, a batch of number words needs
+    only about 60% of the estimated FLOPs.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)

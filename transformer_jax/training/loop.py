@@ -39,7 +39,7 @@ def run_training(folder: RunFolder, console: Console, group: ProcessGroup = SING
     shows progress; it must be quiet in all processes except the primary one.
 
     Raises:
-        RunInterrupted: a signal ended the run. The run's state has been saved.
+        RunInterrupted: a signal ended the run. If training had started, its state has been saved.
         DivergedError: the loss or gradient was not finite in `MAX_SKIPPED_STEPS` consecutive
             steps, or the perplexity on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
@@ -91,14 +91,11 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do{reason}")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # Remove stale reports. At the restored step, keep the reports that were scheduled: the
-            # training report, if no metrics are pending, and the evaluation, if the checkpoint has
-            # a score.
-            kept: set[str] = set()
-            if not pending:
-                kept.add("train")
-            if restored in checkpointer.scores:
-                kept.add("dev")
+            # Remove the reports that the resumed run writes again. A report at the restored step is
+            # final only if it was scheduled. In that case, no training metrics are pending, or the
+            # checkpoint has a development score.
+            is_final = {"train": not pending, "dev": restored in checkpointer.scores}
+            kept = {split for split, final in is_final.items() if final}
             truncate_metrics(run.folder.metrics, restored, kept)
         run.group.barrier()
         # FLOPs can be recomputed from the steps, so checkpoints do not store them.
@@ -165,6 +162,7 @@ def _run_steps(
                     score = None
                     if due.evaluate:
                         score = evaluator.evaluate(state, step, translate=due.translate)
+                    # Only scheduled checkpoints have a score (see `actions`).
                     checkpointer.save(step, state, pending, score if due.is_scheduled else None)
             if due.interrupt:
                 checkpointer.wait()
@@ -202,7 +200,7 @@ def _check_divergence(run: RunComponents, step: int, num_skipped: int) -> None:
     """Raise `DivergedError` if `MAX_SKIPPED_STEPS` or more consecutive steps were skipped.
 
     `num_skipped` counts the consecutive skipped steps up to and including `step`. The file
-    diverged.json lists their training pairs.
+    diverged.json lists the training pairs of the skipped steps.
     """
     if num_skipped < MAX_SKIPPED_STEPS:
         return

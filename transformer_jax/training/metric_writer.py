@@ -17,7 +17,7 @@ from tensorboard.summary import Writer
 from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.runs.run_folder import RunFolder
 
-# The formats of values on the terminal. Values that are not listed are written only to files.
+# How to format values in the terminal. Values that are not listed are written only to files.
 TERMINAL_FORMATS = {
     "loss": "loss {:.3f}",
     "perplexity": "ppl {:.3f}",
@@ -44,7 +44,7 @@ class MetricWriter:
             TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
-            # Show the bar only on a terminal, so that log files contain no escape codes.
+            # Show the bar only in a terminal, so that log files contain no escape codes.
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(
@@ -57,7 +57,7 @@ class MetricWriter:
         self._progress.update(self._task, completed=step)
 
     def set_status(self, status: str) -> None:
-        """Show a phase or the latest values next to the progress bar."""
+        """Show the current phase or the latest values next to the progress bar."""
         self._progress.update(self._task, status=status)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -69,7 +69,7 @@ class MetricWriter:
         self.say(f"step {step:>{len(str(total))}}/{total}  {split:5}  {shown}")
         if split == "train":
             self._latest_values = shown
-        # A report on the development set ends the evaluation phase.
+        # A report on the development set marks the end of the evaluation phase.
         self.set_status(self._latest_values)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         with storage_errors("metrics could not be written"):
@@ -103,8 +103,8 @@ class MetricWriter:
     def __enter__(self) -> "MetricWriter":
         events = self._folder.path / "tensorboard"
         with storage_errors("metrics could not be written"):
-            # Rebuild the events from metrics.jsonl, because a killed process may have written
-            # events for steps that this process repeats.
+            # Rebuild the TensorBoard events from metrics.jsonl, because a killed process may have
+            # written events for steps that this process repeats.
             shutil.rmtree(events, ignore_errors=True)
             self._events = Writer(str(events))
             try:
@@ -126,7 +126,7 @@ class MetricWriter:
                 self._events.close()
                 self._metrics.close()
         except StorageError:
-            # If another error ends the run, report that error instead.
+            # If another error ends the run, report that error instead of the storage error.
             if error is None:
                 raise
 

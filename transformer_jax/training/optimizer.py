@@ -60,5 +60,6 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
         eps=config.adam_epsilon,
     )
     if config.clip_norm is None:
+        # The step always passes `norm`, which Adam ignores.
         return optax.with_extra_args_support(adam)
     return optax.chain(clip_by_known_norm(config.clip_norm), adam)

@@ -15,7 +15,7 @@ from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.visualization.schedule import draw_schedules
 from transformer_jax.visualization.style import Picture
 
-# The plot multiplies the config's `d_model` and `warmup_steps` by these factors.
+# The plot shows the config's `d_model` and `warmup_steps` multiplied by each of these factors.
 FACTORS = (1, 0.25, 0.5, 2)
 NUM_POINTS = 400
 

@@ -7,7 +7,8 @@
 Each device sums gradients over its rows, and then the devices add their sums. With `fsdp`, each
 device first gathers the parameters, and then keeps only its shard of the sums. The dropout masks
 are the same on any number of devices if each device's rows divide evenly into micro-batches. All
-three strategies store the state in the same global arrays, so a run can resume with any of them.
+three strategies represent the state as the same global arrays, so a run can resume with any
+strategy.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class DataParallel:
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         """Build a one-dimensional mesh. `devices` defaults to all devices of all processes."""
         devices = jax.devices() if devices is None else devices
-        # Sort by process, so that each process gets consecutive rows of a batch.
+        # Sort the devices by process, so that each process gets consecutive rows of a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.platform = self.devices[0].platform
         # Explicit axes would require Flax to specify the sharding of each embedding lookup.
@@ -56,7 +57,7 @@ class DataParallel:
         return self.replicated
 
     def partition_specs(self, tree: Tree) -> Tree:
-        """Return the tree with each array replaced with its `PartitionSpec`."""
+        """Return the tree with each array replaced by its `PartitionSpec`."""
         return jax.tree.map(lambda leaf: self.sharding(leaf).spec, tree)
 
     def abstract_state(self, tree: Tree) -> Tree:
@@ -119,7 +120,8 @@ class DataParallel:
             mesh=self.mesh,
             in_specs=(specs, PartitionSpec(self.axis)),
             out_specs=(specs.params, PartitionSpec()),
-            # With this check, JAX would insert a `psum` of the gradient at each use of a parameter.
+            # If `check_vma` were true, JAX would insert a `psum` of the gradient at each use of a
+            # parameter.
             check_vma=False,
         )(state, batch)
 

@@ -1,7 +1,7 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-This module does not depend on how many devices share a batch. `training.sharding` adds the devices'
-sums between `compute_gradients` and `apply_gradients`.
+This module does not depend on how many devices share a batch. Between `compute_gradients` and
+`apply_gradients`, `training.sharding` adds the sums from all devices.
 Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
@@ -31,7 +31,8 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """The number of batches that training has processed, including those of skipped steps."""
     seed: Int[Array, ""]
-    """The run's seed. It never changes, but it is an array so that all seeds share one program."""
+    """The run's seed, which never changes. It is an array so that runs with different seeds share
+    one compiled program."""
     params: Params
     opt_state: optax.OptState
     skipped: Int[Array, ""]
@@ -55,6 +56,16 @@ GradientSum = tuple[Params, Loss]
 """The gradient of `Loss.smoothed`, summed over target tokens, and the `Loss` itself."""
 
 
+def _sum_loss(
+    model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
+) -> tuple[Float[Array, ""], Loss]:
+    """Return the smoothed loss, summed over target tokens, and the complete `Loss`."""
+    # Flax does not declare the type of the result.
+    logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
+    loss = cross_entropy(logits, batch.target, smoothing)
+    return loss.smoothed, loss
+
+
 @dataclass(frozen=True)
 class TrainStep:
     """A step that applies Adam to the mean gradient per token (sections 5.3 and 5.4)."""
@@ -72,19 +83,20 @@ class TrainStep:
         This method splits the rows into `gradient_accumulation_steps` micro-batches.
         """
         # Derive dropout masks from the seed and the step, so that a resumed run draws the same
-        # masks. Folding in 0 keeps the masks of existing runs, so they can be resumed and
+        # masks. Folding in 0 preserves the masks of existing runs, so these runs can be resumed and
         # reproduced exactly.
         rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
         num_micro_batches = self.config.gradient_accumulation_steps
         smoothing = self.config.label_smoothing
         if self.config.label_smoothing_over == "other_tokens":
             smoothing = smoothing_over_other_tokens(smoothing, self.model.vocab_size)
-        sum_gradients = jax.grad(partial(_sum_loss, self.model, smoothing), has_aux=True)
+        # This function maps (params, batch, rng) to a `GradientSum`.
+        gradient_of_sum = jax.grad(partial(_sum_loss, self.model, smoothing), has_aux=True)
         if num_micro_batches == 1:
-            return sum_gradients(state.params, batch, rng)
+            return gradient_of_sum(state.params, batch, rng)
 
         def add(total: GradientSum, inputs: tuple[Batch, Array]) -> tuple[GradientSum, None]:
-            return jax.tree.map(jnp.add, total, sum_gradients(state.params, *inputs)), None
+            return jax.tree.map(jnp.add, total, gradient_of_sum(state.params, *inputs)), None
 
         rngs = jax.random.split(rng, num_micro_batches)
         zeros = (jax.tree.map(jnp.zeros_like, state.params), Loss(*jnp.zeros(3)))
@@ -97,6 +109,7 @@ class TrainStep:
         """Update the state with the mean gradient per token, given the sums over the whole batch.
 
         If the gradient or the loss is not finite, skip the update and count the step as skipped.
+        The paper specifies neither the mean over tokens nor the skipping.
         """
         gradients, loss = sums
         gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
@@ -111,7 +124,7 @@ class TrainStep:
             return optax.apply_updates(state.params, updates), opt_state
 
         params, opt_state = update_if(is_finite, update, (state.params, state.opt_state))
-        skipped = state.skipped + ~is_finite
+        skipped = state.skipped + jnp.where(is_finite, 0, 1)
         in_a_row = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
         new_state = TrainState(state.step + 1, state.seed, params, opt_state, skipped, in_a_row)
         loss = jax.tree.map(lambda x: jnp.where(is_finite, x, 0), loss)
@@ -128,15 +141,6 @@ def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
     return TrainState(step, seed, params, opt_state, skipped, skipped_in_a_row)
 
 
-def _sum_loss(
-    model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
-) -> tuple[Float[Array, ""], Loss]:
-    """Return the smoothed loss, summed over target tokens, and the complete `Loss`."""
-    logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
-    loss = cross_entropy(logits, batch.target, smoothing)
-    return loss.smoothed, loss
-
-
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     """Split a batch into M micro-batches: [B, T] becomes [M, ceil(B / M), T].
 
@@ -146,8 +150,8 @@ def split_rows(batch: Batch, num_micro_batches: int) -> Batch:
     rows 0-3 into (0, 2) and (1, 3), and the second splits rows 4-7 into (4, 6) and (5, 7).
     Each device has consecutive rows of both micro-batches, as `drawing_for_shard` requires.
 
-    If B is not divisible by M, empty rows fill the micro-batches. Empty rows add nothing to any
-    sum.
+    If B is not divisible by M, the last rows of some micro-batches are empty. Empty rows add
+    nothing to any sum.
     """
 
     def split(tokens: Int[Array, "B T"]) -> Int[Array, "M rows T"]:

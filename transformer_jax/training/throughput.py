@@ -23,8 +23,8 @@ class Meter:
     def __init__(self, peak: float, pending: Sums, pending_flops: float = 0.0) -> None:
         """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
-        `pending` contains an interrupted process's `pending_metrics`, which the next report
-        includes. `pending_flops` is the number of FLOPs in these steps.
+        `pending` contains the `pending_metrics` of an interrupted process, which the next report
+        includes. `pending_flops` is the number of FLOPs in the pending steps.
         """
         self._peak = peak
         self._reset(pending, pending_flops)
@@ -44,9 +44,9 @@ class Meter:
         """Wait until the devices have finished step n - `LAG`, where n is the latest step.
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
-        their progress. For the first `LAG` steps after a report, this method returns 0 without
-        waiting. For later steps, it returns the number of consecutive skipped steps that end with
-        step n - `LAG`.
+        the progress of the devices. For the first `LAG` steps after a report, this method returns 0
+        without waiting. For later steps, the method returns the number of consecutive skipped steps
+        that end with step n - `LAG`.
         """
         if len(self._metrics) <= self.LAG:
             return 0

@@ -21,8 +21,8 @@ from transformer_jax.visualization.attention_views import Resolved, Selection
 from transformer_jax.visualization.style import Picture
 from transformer_jax.visualization.text import printable_label, truncate
 
-# The heads' colors, which repeat after eight heads. They are color-blind safe, like the palette for
-# plots, and also dark enough for thin lines. attention_page/style.css contains the same colors.
+# The heads' colors, which repeat after eight heads. The colors are color-blind safe, like the
+# palette for plots, and dark enough for thin lines. attention_page/style.css has the same colors.
 HEAD_COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#c0559a"),
     *("#b07d00", "#2d9fe0", "#882255", "#6b6b6b"),

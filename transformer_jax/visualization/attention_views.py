@@ -9,7 +9,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
 
 Kind = Literal["encoder", "decoder", "cross"]
-"""The encoder's or the decoder's self-attention, or the decoder's attention to the encoder."""
+"""Encoder self-attention, decoder self-attention, or the decoder's attention to the encoder."""
 
 View = Literal["heads", "grid", "alignment"]
 """heads: two columns of tokens joined by lines, as in figures 3 to 5 of the paper. grid: a small
@@ -30,7 +30,7 @@ class Selection:
     view: str = "heads"
     """The view: a value of `View`. The grid view always shows all layers, heads, and tokens."""
     heads: Collection[SupportsIndex] | None = None
-    """The heads to show, such as a list or a NumPy array, or None for all heads."""
+    """The indices of the heads to show (such as a list or a NumPy array), or None for all heads."""
     position: SupportsIndex | None = None
     """If given, show only what the query token at this position attends to. The alignment view
     shows all tokens and highlights this token."""

@@ -40,7 +40,7 @@ class Curve(NamedTuple):
 def average_runs(
     label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
 ) -> Curve:
-    """Return the mean over runs at the steps that all runs share.
+    """Return the mean and range over runs at the steps that all runs share.
 
     Each item of `runs` contains one run's values, keyed by step. The band extends from the lowest
     to the highest value. Use the geometric mean for perplexities.

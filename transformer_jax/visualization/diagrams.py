@@ -32,7 +32,7 @@ class Column:
     output: str = ""
     """The text above the last box."""
     repeated: range = range(0)
-    """The indices of boxes that form a repeated layer."""
+    """The indices of the boxes that form a repeated layer."""
     times: str = ""
     """The label that shows the number of repetitions, such as "6 x"."""
     reads: int | None = None

@@ -24,7 +24,7 @@ PIXELS_PER_INCH = 150
 
 
 class Picture:
-    """A static plot. Notebooks display it, and `save` writes it to a file."""
+    """A static plot. Notebooks display the plot, and `save` writes it to a file."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
@@ -39,7 +39,7 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """The plot as SVG. The same data always produces the same text."""
+        """The plot as SVG. The same data always produces identical SVG text."""
         return self._encode("svg").decode()
 
     def save(self, path: str | Path) -> Path:

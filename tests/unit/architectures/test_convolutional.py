@@ -22,7 +22,7 @@ def linear(params: Params, x: Floats) -> Floats:
 
 
 def gated_convolution(params: Params, x: Floats, start: int) -> Floats:
-    """Return GLU(convolution) at each position; the window at t begins at t + start."""
+    """Apply a convolution and a GLU. The window of position t begins at position t + start."""
     kernel, bias = floats(params["convolution"]["kernel"]), floats(params["convolution"]["bias"])
     result = np.zeros_like(x)
     for t in range(len(x)):

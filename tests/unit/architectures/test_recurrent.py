@@ -25,7 +25,7 @@ def make_model(**changes: Any) -> tuple[EncoderDecoder, dict[str, Any]]:
 
 
 def lstm_cell(params: Params, state: tuple[Floats, Floats], x: Floats) -> tuple[Floats, Floats]:
-    """Return the new (c, h) of an LSTM cell with input, forget, and output gates."""
+    """Return the new state (c, h) of an LSTM cell with input, forget, and output gates."""
     c, h = state
 
     def gate(name: str) -> Floats:

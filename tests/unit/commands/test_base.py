@@ -29,7 +29,8 @@ def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
         rows = Params(train_from="smoke", file=f"table3:{row}").load_rows()
         assert rows[row].config.train == expected
         assert rows[row].config.data == load_config("base").data
-        # The result depends neither on the order of the rows nor on the presence of the first row.
+        # A row's `train` section depends neither on the order of the rows nor on whether the first
+        # row is present.
         for others in ((), ("table3:A1",)):
             rows = Sweep(train_from="smoke", files=(f"table3:{row}", *others)).load_rows()
             assert rows[row].config.train == expected

@@ -92,7 +92,7 @@ def test_a_config_that_does_not_fit_ends_with_code_71_and_the_options_that_cure_
 
 def test_fit_prints_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = run(capsys, "tiny", "--target", "v5e", "--fit")
-    # 14.75 GiB of memory is free, which is enough for 7,552 tokens on each side.
+    # The 14.75 GiB of free memory is enough for 7,552 source tokens and 7,552 target tokens.
     assert out.splitlines()[-1].startswith("tiny fits v5e (data) up to data.batch_tokens 7")
 
 

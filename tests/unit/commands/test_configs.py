@@ -55,7 +55,7 @@ def test_params_prints_each_row_of_a_sweep_next_to_the_papers_number(
     assert header[:2] == ["row", "parameters"]
     totals = {name: f"{row['total']:,}" for name, row in counts(capsys, *arguments).items()}
     assert [tuple(line[:2]) for line in lines] == list(totals.items())
-    # The paper gives parameter counts for base and B1, but not for E.
+    # The paper gives parameter counts for rows base and B1, but not for row E.
     assert [line[4:] for line in lines] == [["65", "+0"], ["58", "-7"], []]
 
 

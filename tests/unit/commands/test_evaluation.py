@@ -155,7 +155,7 @@ def test_the_command_line_compares_two_runs(
     folder = (
         run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6-max-extra-length-8"
     )
-    # Both comparisons use the same translations, so there is only one file.
+    # Both comparisons use the same translations, so only one baseline file is saved.
     [saved] = folder.glob("baseline-run-*.json")
     assert json.loads(saved.read_text()) == baseline
     lines = saved.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]

@@ -1,4 +1,4 @@
-"""Test that printed tables show the full text of every cell, and test the units of durations."""
+"""Test that printed tables show the full text of every cell. Test how durations are formatted."""
 
 import pytest
 

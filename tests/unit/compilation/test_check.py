@@ -1,4 +1,4 @@
-"""Test the result of checking whether a config fits a target."""
+"""Test the check of whether a config fits in a target's memory."""
 
 from collections.abc import Callable
 

@@ -19,7 +19,7 @@ WIDE = Bucket(8, 64, 64, 0)
 
 @dataclass
 class Formula:
-    """A fake compiler that computes memory use from the state, gradients, and tokens."""
+    """A fake compiler that computes memory use from state size, gradient size, and token count."""
 
     capacity: int
     state: int = 100

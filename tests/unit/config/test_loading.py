@@ -108,7 +108,7 @@ def test_modules_with_the_same_name_in_two_folders_do_not_mix(tmp_path: Path, pa
     configs = [load_config(path) for path in (*paths, paths[0])]
     assert [config.model.num_heads for config in configs] == [2, 4, 2]
     assert [config.train.seed for config in configs] == [3, 3, 3]
-    # The shipped config files must still import the shipped `base`.
+    # The shipped config files must still import the shipped `base` config.
     assert load_config("table3:base") == BASE
 
 

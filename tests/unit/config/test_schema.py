@@ -365,18 +365,19 @@ def test_a_warning_appears_exactly_if_heads_times_width_differs_from_d_model(
 def test_the_defaults_are_the_papers_base_model() -> None:
     config = Config()
     model, train, decode = config.model, config.train, config.decode
-    # The first row of Table 3.
+    # These values are from the first row of Table 3.
     assert (model.num_layers, model.d_model, model.d_ff) == (6, 512, 2048)
     assert (model.num_heads, model.d_k, model.d_v) == (8, 64, 64)
     assert (model.dropout, train.label_smoothing, train.steps) == (0.1, 0.1, 100_000)
-    # Sections 3.2 and 3.5. The paper does not apply dropout to attention weights or activations.
+    # See sections 3.2 and 3.5. The paper does not apply dropout to attention weights or
+    # activations.
     assert (model.attention_dropout, model.activation_dropout) == (0.0, 0.0)
     assert model.positions == "sinusoidal"
     assert model.attention_score == "scaled_dot_product"
     assert not model.attention_bias
-    # Sections 3.1 and 3.4.
+    # See sections 3.1 and 3.4.
     assert (model.layer_norm, model.tie_embeddings) == ("post", "all")
-    # Sections 5.1, 5.3, and 6.1.
+    # See sections 5.1, 5.3, and 6.1.
     assert (config.data.vocab_size, config.data.batch_tokens) == (37_000, 25_000)
     assert (train.warmup_steps, train.learning_rate_scale, train.clip_norm) == (4000, 1.0, None)
     assert (train.adam_beta1, train.adam_beta2, train.adam_epsilon) == (0.9, 0.98, 1e-9)
@@ -403,7 +404,7 @@ def test_a_warmup_unlike_the_papers_is_worth_a_warning(
     warning = Config().change(data=data, train=train).describe_warmup()
     assert (warning is None) == (described is None)
     assert described is None or f"warmup covers {described}" in str(warning)
-    # A config that also changes the learning-rate scale gets no warning.
+    # A config that also changes the learning-rate scale does not trigger the warning.
     train["learning_rate_scale"] = 2
     assert Config().change(data=data, train=train).describe_warmup() is None
 

@@ -51,7 +51,7 @@ def test_a_number_outside_its_range_is_reported_with_its_field() -> None:
                 kind(**{key: value})
             assert str(caught.value).startswith(f"{kind.name}.{key} must be ")
             assert str(caught.value).endswith(f"got {value!r}")
-            # The value has the right type, so its range must be the reason for the error.
+            # The value has the right type, so the error must be about its range.
             assert isinstance(value, int) is is_integer
 
 

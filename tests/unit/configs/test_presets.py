@@ -1,4 +1,4 @@
-"""Test that each preset differs from the paper exactly as the original code does."""
+"""Test that each preset reproduces how its original implementation differs from the paper."""
 
 import math
 from typing import Any

@@ -49,8 +49,8 @@ EXPECTED = {
     "D2": Expected({"dropout": 0.2}, {}, 4.95, 25.5, None, 63.05),
     "D3": Expected({}, {"label_smoothing": 0.0}, 4.67, 25.3, None, 63.05),
     "D4": Expected({}, {"label_smoothing": 0.2}, 5.47, 25.7, None, 63.05),
-    # Row E has the parameters of base, plus 256 position vectors in the encoder and 306 in the
-    # decoder. Each vector has 512 components.
+    # Row E has the parameters of the base model, plus 256 position vectors in the encoder and 306
+    # in the decoder. Each vector has 512 components.
     "E": Expected({"positions": "learned"}, {}, 4.92, 25.7, None, 63.33),
     "big": Expected(
         {"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3},
@@ -62,12 +62,12 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    """Return the number of parameters in the actual model."""
+    """Return the number of parameters in the model that this config builds."""
     return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 
 def check_equations(config: ModelConfig) -> None:
-    """Check the closed-form count against an actual one-layer model, which is fast to trace."""
+    """Check the closed-form parameter count against a one-layer model, which is fast to trace."""
     one_layer = dataclasses.replace(config, num_layers=1)
     assert total(one_layer) == closed_form(one_layer)
 
@@ -207,7 +207,7 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 
 
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
-    """No vocabulary size reproduces the paper's totals, so compare only differences from base.
+    """No vocabulary size gives the paper's parameter counts, so compare differences from row base.
 
     The vocabulary size cancels out if d_model is the same.
     """
@@ -216,7 +216,7 @@ def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
     for name, expected in EXPECTED.items():
         if expected.millions is not None and "d_model" not in expected.model:
             difference = (closed_form(TABLE_3[name].config.model) - base) / 1e6
-            # The paper rounds both numbers to millions.
+            # The paper rounds both parameter counts to millions.
             assert abs(difference - (expected.millions - base_millions)) < 1, name
 
 

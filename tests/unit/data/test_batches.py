@@ -24,7 +24,7 @@ EXAMPLES = settings(deadline=None, derandomize=True, max_examples=20)
 
 
 def pairs_of(lengths: Lengths) -> list[Pair]:
-    """Return pairs of the given lengths. Pair i repeats i in its source and -i in its target."""
+    """Return pairs of the given lengths. In pair i, every token is i (source) or -i (target)."""
     return [((i,) * source, (-i,) * target) for i, (source, target) in enumerate(lengths, 1)]
 
 

@@ -28,13 +28,13 @@ def sentence_lengths(pairs: int) -> np.ndarray:
 
 
 def positions(lengths: np.ndarray, sizes: np.ndarray) -> int:
-    """Return the total padded length, with each pair in the smallest bucket that fits it."""
+    """Return the total padded length if each pair is in the smallest bucket that fits it."""
     fits = (lengths[:, None, :] <= sizes).all(axis=2)
     return int(np.where(fits, sizes.sum(axis=1), np.iinfo(int).max).min(axis=1).sum())
 
 
 def sets_with_the_last(sizes: list[tuple[int, int]], count: int) -> Iterator[np.ndarray]:
-    """Yield every set of `count` buckets that includes the last one, which fits all pairs."""
+    """Yield every set of `count` buckets that includes the last bucket, which fits all pairs."""
     for others in itertools.combinations(sizes[:-1], count - 1):
         yield np.asarray([*others, sizes[-1]])
 

@@ -1,4 +1,4 @@
-"""Test that every corpus that a config can name has a class and the right BLEU tokenizer."""
+"""Test that every valid corpus name has a class and the right BLEU tokenizer."""
 
 from typing import get_args, get_type_hints
 

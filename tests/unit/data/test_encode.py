@@ -1,4 +1,4 @@
-"""Test that encoding keeps each pair or counts it as dropped, and that it needs little memory."""
+"""Test that encoding keeps each pair or counts it as dropped, and uses little memory."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -159,8 +159,8 @@ def test_max_digits_makes_all_lengths_of_numbers_equally_frequent_and_no_line_tw
         digits.update(len(str(number)) for number in numbers)
         sizes[len(numbers)] += 1
     assert set(sizes.values()) == {450}
-    # There are 4,500 numbers, about 750 with each number of digits. Lines that consist of a single
-    # digit are rarer, because there are only ten digits.
+    # There are 4,500 numbers: about 750 for each digit count from 1 to 6. Lines that consist of a
+    # single digit are rarer, because there are only ten digits.
     assert set(digits) == {1, 2, 3, 4, 5, 6}
     assert all(650 < count < 850 for count in digits.values())
 

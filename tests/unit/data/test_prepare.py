@@ -103,7 +103,7 @@ def test_the_fingerprint_depends_on_the_content_alone(
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace tokenizer training with a stub, and return a list that collects each call's lines."""
+    """Stub out tokenizer training, and return a list that records the lines passed to each call."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int, __: str) -> Tokenizer:
@@ -183,7 +183,7 @@ class Encoder:
 
 @pytest.fixture
 def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
-    """Make `prepare` encode `CORPUS` in small chunks, and count the calls."""
+    """Make `prepare` encode `CORPUS` in small chunks, and count the calls to `Tokenizer.encode`."""
     monkeypatch.setattr(encode, "CHUNK_PAIRS", CHUNK)
     use_corpus(monkeypatch, CORPUS)
     return Encoder(monkeypatch)
@@ -218,7 +218,7 @@ def test_an_interrupted_preparation_resumes_and_gives_the_same_files(
         assert not list(cache.rglob("report.json"))
         prepare(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
-        # Only the sources of the interrupted chunk may be encoded again.
+        # Only the source sentences in the interrupted chunk should be re-encoded.
         assert 0 <= encoder.lines - LINES <= (CHUNK if call % 2 else 0)
         shutil.rmtree(cache)
 
@@ -227,7 +227,8 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
     interruptions = 0
-    # Each attempt finishes one chunk and fails after encoding the next chunk's sources.
+    # Each attempt finishes one chunk and fails after encoding the source sentences of the next
+    # chunk.
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):
@@ -258,7 +259,7 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
             else:
                 path.write_bytes(data[: len(data) // 2])
         if damage == "report":
-            # An attempt that was interrupted before it renamed the folder leaves a report.json
+            # A `prepare` call that is interrupted before it renames the folder leaves a report.json
             # behind.
             (partial / "report.json").write_text("{}")
         prepare(CONFIG, VOCABULARY)
@@ -472,7 +473,7 @@ assert kilobytes < int(sys.argv[3])
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    # The limits, in kilobytes, are too low for keeping all lines and tokens in memory.
+    # The memory limits, in kilobytes, are too low to keep all lines and tokens in memory.
     [
         ("one line of 100 MB", 1_000_000),
         ("2 million lines", 1_000_000),
@@ -482,7 +483,7 @@ assert kilobytes < int(sys.argv[3])
 def test_text_of_any_size_needs_little_memory(
     kind: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The test cache may already contain the prepared text.
+    # The shared test cache may already contain the prepared text, so use an empty cache.
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     report = {"pairs": 100, "kept": 100}
     numbers = list(NumberWords(20_000).read("train"))

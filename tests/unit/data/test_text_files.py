@@ -1,4 +1,4 @@
-"""Test that lines are read as written, and that a one-line message gives each fault's location."""
+"""Test that lines are read as written, and that one-line error messages locate each fault."""
 
 import gzip
 import os

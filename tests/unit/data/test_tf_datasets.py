@@ -138,8 +138,8 @@ def test_wmt14_has_the_splits_of_the_paper_and_all_their_pairs(folder: Path) -> 
     corpus = TranslationDataset(folder=folder)
     assert corpus.name == "wmt14_translate/de-en 1.0.0, en-de"
     assert corpus.splits == ("train", "dev", "test")
-    # TFDS drops the pair with an empty side. A carriage return is removed at the end of a line and
-    # replaced with a space elsewhere. Other characters, such as U+2028, are kept.
+    # TFDS drops the pair with an empty English line. A carriage return is removed at the end of a
+    # line and replaced with a space elsewhere. Other characters, such as U+2028, are kept.
     europarl = [*EUROPARL[:-3], (" a\u2028b\u00a0", "c d"), ("x", "y")]
     train = [*europarl, *COMMON_CRAWL, *NEWS_COMMENTARY]
     assert Counter(corpus.read("train")) == Counter(train)

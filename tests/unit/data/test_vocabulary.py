@@ -30,7 +30,7 @@ def use_corpus(monkeypatch: pytest.MonkeyPatch, corpus: InMemoryCorpus) -> None:
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Replace tokenizer training with a stub, and return a list that collects each call's lines."""
+    """Stub out tokenizer training, and return a list that records the lines passed to each call."""
     samples: list[list[str]] = []
 
     def train(lines: Iterator[str], _: int, __: str) -> Tokenizer:

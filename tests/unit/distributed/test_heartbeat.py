@@ -42,7 +42,7 @@ def test_a_phase_lasts_until_a_later_step_is_done(read_messages: Callable[[], li
     beat(range(1, 11))
     heartbeat.busy("scoring")
     assert read_messages()[-1] == "busy scoring"
-    # The call for step 13 confirms that step 11, the first step after the phase, is done.
+    # The call for step 13 confirms that step 11, the first step after scoring, is done.
     beat(range(11, 13))
     assert read_messages() == []
     beat(range(13, 14))

@@ -41,7 +41,7 @@ def test_ctrl_c_after_another_signal_ends_the_run_at_once() -> None:
 
 
 def save_times(monkeypatch: pytest.MonkeyPatch, *, minutes: float, until: int) -> list[int]:
-    """Poll a timer every second, and return the times in seconds of its checkpoint requests."""
+    """Poll a timer every second, and return the seconds at which it requests a checkpoint."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: clock.now))
     timer, times = CheckpointTimer(minutes), list[int]()

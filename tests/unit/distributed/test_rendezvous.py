@@ -124,8 +124,8 @@ MPI = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        # A process uses all devices of its node if it is the only process there. Otherwise, it uses
-        # one device.
+        # A process uses all devices of its node if no other process runs there. Otherwise, each
+        # process uses one device.
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),

@@ -1,8 +1,8 @@
 """Test bracket scores against the results that evalb's authors publish with its source code.
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
-and sample.rsl (the scores). Its parameter file for the sample treats "This" and "this" as the same
-word, so this copy writes "this". evalb also accepts a sentence without an enclosing bracket. This
+and sample.rsl (the scores). The sample's parameter file treats "This" and "this" as the same word,
+so the copy below uses "this". evalb also accepts a sentence without an enclosing bracket, but the
 copy encloses that sentence in a TOP bracket, which is not scored.
 """
 

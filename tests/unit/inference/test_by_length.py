@@ -1,4 +1,4 @@
-"""Test that each source-length bucket is scored like a test set that has only its sentences."""
+"""Test that each source-length bucket is scored as if it were a complete test set."""
 
 import sacrebleu
 from small import read_pairs

@@ -97,7 +97,7 @@ def test_scores_are_never_stored_next_to_other_translations(
     folder = save_evaluation(run, evaluation_of(REFERENCES))
     (folder / "baseline-other.json").touch()
     save_evaluation(run, evaluation_of(REFERENCES))
-    # The translations have not changed, so nothing is deleted.
+    # The translations have not changed, so no file is deleted.
     assert (folder / "baseline-other.json").exists()
 
     def no_space(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Test that a search grid gives the scores of separate evaluations and reuses stored results."""
+"""Test that a search grid matches separate evaluations and reuses stored results."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Test reading a run's metrics and stored scores, which does not need parameters."""
+"""Test that a run's metrics and stored scores can be read without its parameters."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that averages two checkpoints and whose translations differ from line to line."""
+    """A run that averages two checkpoints and translates different lines differently."""
     # This model is so wide that its parameters account for most of a package's size.
     config = SMALL.change(model={"d_ff": 4096}, decode={"average_checkpoints": 2, "beam_size": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config, scale=3).path)
@@ -51,7 +51,7 @@ def test_a_package_translates_as_its_run_does(run: Run, package: Path) -> None:
     loaded = load(package)
     assert_same_params(loaded, run)
     assert loaded.steps == run.steps == (4, 8)
-    # A package stores absolute file names without their folders.
+    # A package stores only the file names of absolute paths.
     files: dict[str, Any] = {
         split: tuple(Path(name).name for name in names) for split, names in FILES.items()
     }

@@ -24,7 +24,8 @@ def test_a_wrong_tag_for_punctuation_changes_nothing() -> None:
 
 
 def test_scores_count_brackets_after_repair() -> None:
-    # S and VP are correct. The second NP is missing, and the first NP is one word too short.
+    # The brackets S and VP are correct. The second NP is missing, and the first NP is one word too
+    # short.
     values = score("(S (NP XX )NP XX (VP XX XX XX )VP .")
     assert values["repaired"] == 1
     assert (values["precision"], values["recall"]) == (pytest.approx(200 / 3), 50)

@@ -60,15 +60,15 @@ class State(NamedTuple):
     """The state of the step function: each beam slot's tokens and each sentence's logits."""
 
     cache: Array
-    """The tokens that each beam slot has read, [B, J, L]."""
+    """The tokens read by each beam slot of each sentence, [B, J, L]."""
     table: Array
-    """The logits for each position and each history, [B, L, N^(L-1), N]. A history is a sequence of
-    tokens. Its index is the number whose digits in base N are these tokens.
+    """The logits for each sentence, position, and history, [B, L, N^(L-1), N]. A history is a
+    sequence of tokens. The index of a history is the number whose base-N digits are its tokens.
     """
 
 
 def random_table(seed: int, vocabulary: int, *, sentences: int = SENTENCES) -> Array:
-    """Return random logits for the next token after each history."""
+    """Return random logits for the token that follows each possible history."""
     shape = (sentences, LONGEST, vocabulary ** (LONGEST - 1), vocabulary)
     drawn = 2 * np.random.default_rng(seed).standard_normal(shape, np.float32)
     return jnp.asarray(drawn)
@@ -223,7 +223,7 @@ def assert_best(actual: Translations, sentence: int, expected: list[Scored]) -> 
 def test_a_large_enough_beam_finds_all_sequences_best_first(
     kind: tuple[str, float], seed: int, limits: list[int]
 ) -> None:
-    # With a vocabulary of 3 tokens, 1 + 2 + 4 + 8 + 16 translations have at most 5 tokens.
+    # With a vocabulary of 3 tokens, there are 1 + 2 + 4 + 8 + 16 translations of at most 5 tokens.
     table, size = random_table(seed, 3), 31
     actual = beam(table, jnp.asarray(limits), beam_size=size, kind=kind, num_best=size)
     for sentence, limit in enumerate(limits):
@@ -273,7 +273,7 @@ def test_the_papers_search_is_that_of_tensor2tensor(
 def test_every_beam_end_of_the_config_has_one_rule() -> None:
     names = get_args(get_type_hints(DecodeConfig)["beam_end"])
     assert list(END_RULES) == list(names)
-    # The first rule is the default in both the config and the search.
+    # The first beam-end rule is the default in both the config and the search.
     assert DecodeConfig().beam_end == names[0]
     assert inspect.signature(beam_search).parameters["beam_end"].default == names[0]
 

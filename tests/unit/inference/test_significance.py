@@ -81,7 +81,7 @@ def test_runs_with_different_references_are_not_compared() -> None:
     other = [*REFERENCES[:3], "nichts", *REFERENCES[4:]]
     with pytest.raises(DataError, match=r"reference 4 of their dev sets .* 'nichts' in the other"):
         compare(evaluation, evaluation._replace(references=other), "char")
-    # The sources of two evaluations may differ.
+    # The source sentences of two evaluations may differ.
     assert compare(evaluation, evaluation._replace(sources=other), "char")[0].p == 1
 
 

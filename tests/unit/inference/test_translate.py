@@ -222,7 +222,8 @@ def test_a_translation_ends_at_the_last_learned_position_unless_positions_are_cl
         [[best]] = with_table(run, out_of_range_positions, extra)(["one"])
         return best
 
-    # With this extra length, a translation has exactly as many tokens as the table has positions.
+    # With this extra length, a translation has exactly as many tokens as the position table has
+    # rows.
     extra = 20 - len(run.translator().encode(["one"])[0])
     expected = translation("clamp", extra)
     assert translation("error", 40) == expected

@@ -62,7 +62,7 @@ def test_the_variants_translate_as_the_run(tmp_path: Path) -> None:
 def test_a_quantized_model_is_smaller_and_rounded(
     run: Run, tmp_path: Path, quantization: Literal["bfloat16", "int8"], factor: float
 ) -> None:
-    # The export must not need PyTorch, although CTranslate2 uses it to round to bfloat16.
+    # The export must work without PyTorch, although CTranslate2 uses PyTorch to round to bfloat16.
     export_ctranslate2(run, tmp_path / "exact")
     export_ctranslate2(run, tmp_path / "rounded", quantization)
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("exact", "rounded")]

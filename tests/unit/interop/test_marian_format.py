@@ -74,8 +74,8 @@ def test_import_after_export_is_the_identity(run: Run, folder: Path, tmp_path: P
     assert imported.config.model == run.config.model
     export_marian(imported, tmp_path / "again")
     # Marian's format cannot store the paper's length penalty, so the first generation_config.json
-    # has no length penalty. The imported run uses a different penalty, and the second file contains
-    # it.
+    # has no length penalty. The imported run uses a different penalty, which the second
+    # generation_config.json contains.
     for file in {*folder.iterdir()} - {folder / "generation_config.json"}:
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 

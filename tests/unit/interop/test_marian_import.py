@@ -1,4 +1,4 @@
-"""Test that models imported from the opus-mt format match the same models in Transformers."""
+"""Test that models imported from the opus-mt format match those in the transformers library."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ LINES = [*SOURCES[:7], "forty-two q ½"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _packages() -> None:
-    """Defer the slow imports of PyTorch and Transformers until a process runs these tests."""
+    """Defer the slow imports of PyTorch and transformers until a process runs these tests."""
     global torch, transformers
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")
@@ -53,7 +53,7 @@ def _packages() -> None:
 
 
 class Imported(NamedTuple):
-    """The same model in Transformers and in this package."""
+    """The same model in the transformers library and in this package."""
 
     folder: Path
     marian: Any
@@ -118,7 +118,7 @@ def logits_of(run: Run, source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def their_logits(marian: Any, source: np.ndarray, target: np.ndarray, pad: int) -> np.ndarray:
-    """Return the float64 logits that Transformers computes with unrounded sinusoids."""
+    """Return the float64 logits that the transformers library computes with unrounded sinusoids."""
     marian = marian.double()
     width = marian.config.d_model
     positions = marian.config.max_position_embeddings

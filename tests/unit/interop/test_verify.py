@@ -39,7 +39,7 @@ class WrongSystem:
 
 
 def test_lines_are_translated_in_batches_of_a_fixed_size(run: Run) -> None:
-    # Forty lines need two batches, and a long line has a different width.
+    # The 40 short lines need two batches, and the long line is padded to a different width.
     lines = [" ".join(["one"] * 9), *(f"one {number}" for number in range(40))]
     lengths = [len(tokens) for tokens in run.vocabulary.source.encode(lines)]
     assert lengths[0] > 16 >= max(lengths[1:])

@@ -38,7 +38,7 @@ TABLES: dict[str, Mapping[str, object]] = {
 @pytest.mark.parametrize("field", TABLES)
 def test_every_name_in_the_config_has_an_entry(field: str) -> None:
     names = typing.get_args(typing.get_type_hints(ModelConfig)[field])
-    # The score `none` selects a recurrent model without attention.
+    # The attention score `none` selects a recurrent model without attention.
     assert set(TABLES[field]) == set(names) - ({"none"} if field == "attention_score" else set())
 
 

@@ -22,9 +22,10 @@ from transformer_jax.model.decoding import (
     KeyValueCache,
     decode_layer,
     from_cache_layout,
-    project,
+    to_cache_layout,
 )
-from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right, source_mask
+from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right
+from transformer_jax.model.masks import source_mask
 from transformer_jax.special_tokens import BOS, EOS
 
 HYPOTHESES, LENGTH, ROOM = 3, 6, 8
@@ -141,7 +142,9 @@ def test_a_decoded_layer_ignores_and_keeps_cache_entries_of_later_positions(
         return functools.partial(jax.jit(bound), {"params": params})
 
     decode = compiled(decode_layer)
-    projected = compiled(lambda layer, memory: project(layer.cross_attention, memory))(memory)
+    projected = compiled(lambda layer, memory: to_cache_layout(layer.cross_attention, memory))(
+        memory
+    )
     shape, entries = (batch, config.num_heads), ROOM * HYPOTHESES
     cache = KeyValueCache(
         1000 * normal(2, *shape, config.d_k, entries), 1000 * normal(3, *shape, entries, config.d_v)
@@ -160,7 +163,7 @@ def test_the_cache_layout_makes_columns_of_keys_and_rows_of_values() -> None:
     x = normal(0, 2, 6, SMALL.d_model)
     params = drawn_params(attention, x, x, jnp.ones((1, 1, 1, 6), bool))
     projected = apply(attention, params, x, method="project_keys_and_values")
-    bound: Any = nn.apply(project, attention)
+    bound: Any = nn.apply(to_cache_layout, attention)
     cache = bound({"params": params}, x)
     assert cache.keys.shape == (2, 3, 4, 6)
     assert cache.values.shape == (2, 3, 6, 5)

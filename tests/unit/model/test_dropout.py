@@ -44,7 +44,7 @@ def is_zero(shape: tuple[int, ...], rate: float, rng: Array) -> Floats:
 
 
 def key_of(first: int, second: int) -> Array:
-    """Return the random key that consists of the given 32-bit halves."""
+    """Return a random key made from two 32-bit halves."""
     return jax.random.wrap_key_data(jnp.asarray([first, second], jnp.uint32))
 
 

@@ -104,8 +104,8 @@ def test_each_matrix_learns_only_from_the_roles_tied_to_it(
     def logit(params: dict[str, Any]) -> Array:
         return apply(model, params, source, target)[0, -1, 9]
 
-    # The matrix rows that receive a gradient from each role. The decoder reads BOS (1), then all
-    # target tokens except the last.
+    # For each use of the embedding matrix (source, target, or softmax), these rows receive a
+    # gradient. The decoder reads BOS (1), then all target tokens except the last.
     by_role = {"source": {3, 4, 2}, "target": {1, 5, 6}, "softmax": {9}}
     gradient = jax.grad(logit)(params)
     for name, roles in matrices.items():

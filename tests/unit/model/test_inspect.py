@@ -15,7 +15,7 @@ from oracles import SMALL, floats, multi_head_weights, sinusoid
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.model.build import ATTENTION_SCORES, POSITION_SCHEMES, build_transformer
-from transformer_jax.model.encoder_decoder import init_params, shift_right, source_mask
+from transformer_jax.model.encoder_decoder import init_params, shift_right
 from transformer_jax.model.inspect import (
     abstract_params,
     attention_weights,
@@ -24,7 +24,8 @@ from transformer_jax.model.inspect import (
     parameter_counts,
     position_table,
 )
-from transformer_jax.model.transformer import Transformer, causal_mask
+from transformer_jax.model.masks import causal_mask, source_mask
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.training.step import init_state
 
 

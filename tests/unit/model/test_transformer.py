@@ -12,10 +12,11 @@ from models import SOURCE, TARGET, make_model
 from oracles import SMALL, apply, drawn_params, floats, normal, transformer
 
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.encoder_decoder import init_params, shift_right, source_mask
+from transformer_jax.model.encoder_decoder import init_params, shift_right
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.losses import cross_entropy
-from transformer_jax.model.transformer import Transformer, causal_mask
+from transformer_jax.model.masks import source_mask
+from transformer_jax.model.transformer import Transformer
 from transformer_jax.special_tokens import BOS, EOS, PAD
 
 
@@ -23,12 +24,6 @@ def test_the_model_equals_its_equations() -> None:
     model, params = make_model(num_layers=2, num_heads=3, d_k=4, d_v=5)
     expected = transformer(params, SOURCE, TARGET)
     np.testing.assert_allclose(apply(model, params, SOURCE, TARGET), expected, atol=1e-4)
-
-
-def test_masks_allow_source_tokens_and_past_targets() -> None:
-    assert source_mask(SOURCE)[:, 0, 0].tolist() == [[True] * 6, [True] * 4 + [False] * 2]
-    allowed = causal_mask(3)[0, 0].tolist()
-    assert allowed == [[True, False, False], [True, True, False], [True, True, True]]
 
 
 def test_shifting_right_adds_the_decoder_start_and_drops_the_last_token() -> None:
@@ -61,7 +56,7 @@ def test_no_position_sees_the_future() -> None:
 
     jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
     # The first two axes of the Jacobian are those of the logits: position and token. The last three
-    # are those of the embeddings: batch (of size 1), position, and d_model.
+    # axes are those of the embeddings: batch (of size 1), position, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
     np.testing.assert_array_equal(has_influence, np.tril(np.ones((length, length), bool)))
 

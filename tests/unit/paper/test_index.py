@@ -34,7 +34,7 @@ def check_command(command: str) -> None:
     check_positional(name, kind, kind.argument_name, words.positional)
     parsed = _create(kind, words.own)
     if isinstance(parsed, ConfigCommand):
-        # Parsing the same words for every row would take seconds, so use only the first row.
+        # Parsing the same options for every row would take seconds, so use only the first row.
         first = next(iter(parsed.load_rows().values()))
         _create(Config, words.of_config, first.config)
 

@@ -42,7 +42,7 @@ def test_each_trip_of_a_loop_counts(length: int) -> None:
     def loop(w: Any, x: Any) -> Any:
         return jax.lax.scan(step, jnp.zeros(3), (x @ w)[:length])[1]
 
-    # The state is multiplied by a matrix `length` times, and each input is multiplied twice.
+    # The loop multiplies the state by a matrix `length` times. Each input is multiplied twice.
     depth = max(length, 2)
     flops = 2 * 4 * 3 * 3 + length * 2 * (2 * 3 * 3)
     assert analyze(loop, W, X) == Program(depth, flops, 0, length)

@@ -73,8 +73,8 @@ def test_the_costs_of_self_attention_and_recurrence_are_those_of_their_formulas(
     # Attention computes scores, weighted averages, and four projections.
     assert attention.flops == 2 * (2 * 512 * 512 * 64)
     assert attention.all_flops == attention.flops + 4 * (2 * 512 * 64 * 64)
-    # The longest chain consists of a projection, the scores, the weighted average, and the output
-    # projection.
+    # The longest chain of matrix products consists of a projection, the scores, the weighted
+    # average, and the output projection.
     assert (attention.sequential, attention.path) == (4, 1)
     # An LSTM has four gates, each with one matrix for the input and one for the state.
     assert recurrent.flops == 512 * 8 * (2 * 64 * 64)

@@ -15,7 +15,7 @@ def test_the_papers_method_gives_the_papers_flops() -> None:
 
 
 def test_counted_flops_are_close_to_those_of_the_papers_method() -> None:
-    """The paper's method gives an upper bound if no GPU exceeds its sustained rate."""
+    """The paper's method gives an upper bound on FLOPs if no GPU exceeds its sustained rate."""
     for training in TABLE2:
         assert 0.2 < training.counted_flops / training.paper_flops < 1.5, training
 

@@ -35,7 +35,7 @@ def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
         assert checkpoints.latest_valid() == 5
         assert checkpoints.metadata(5) == {"pending_metrics": [[0.1, 2.0]]}
         restored = checkpoints.restore(5, target_like(saved))
-    # The manager never reads the optimizer state.
+    # The restore target contains only parameters, so the optimizer state is not read.
     assert set(restored) == {"params"}
     jax.tree.map(np.testing.assert_array_equal, restored["params"], saved)
 

@@ -23,7 +23,7 @@ def test_the_source_commit_is_that_of_the_clone(
     monkeypatch.setattr(versions, "__file__", str(file))
     assert versions.source_commit() == ""
     git("init")
-    # An installed package may be inside another repository that does not track it.
+    # An installed package may be inside a repository that does not track it.
     git("commit", "--allow-empty", "-m", "other")
     assert versions.source_commit() == ""
     git("add", "versions.py")

@@ -17,7 +17,7 @@ from transformer_jax.sweeps.status import read_status
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep in which one run failed and all others are done. Tests must not modify it."""
+    """A sweep in which one run failed and all others are done. Tests must not modify this sweep."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep

@@ -21,7 +21,7 @@ from transformer_jax.sweeps.report import COMPARISONS, SCORES, make_table, write
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep in which one run failed and all others are done. Tests must not modify it."""
+    """A sweep in which one run failed and all others are done. Tests must not modify this sweep."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -119,7 +119,7 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     assert len(signed) == 3
     assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
     assert signed[0].endswith("(< 0.001)")
-    # The differences for the seeds of a row may have different signs.
+    # The sign of a row's difference may vary from seed to seed.
     assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
 
 
@@ -157,8 +157,8 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}
-    # Row E contradicts the paper most clearly: its perplexity is 8.16 points below base's, whereas
-    # the paper reports the same perplexity for both.
+    # Row E contradicts the paper most clearly: its perplexity is 8.16 points below that of the base
+    # row, whereas the paper reports the same perplexity for both.
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)

@@ -28,7 +28,7 @@ from transformer_jax.sweeps.status import read_status
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep in which one run failed and all others are done. Tests must not modify it."""
+    """A sweep in which one run failed and all others are done. Tests must not modify this sweep."""
     sweep = make_finished_sweep(tmp_path_factory.mktemp("results") / "s")
     set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
     return sweep
@@ -77,8 +77,8 @@ def test_verdicts_include_rows_for_which_the_paper_finds_no_difference(results: 
         "base": None,
         "better": "as in the paper",
         "worse": "inconclusive",
-        # In the paper, this row has the same perplexity as base. The interval is too wide to
-        # confirm that they are equal.
+        # In the paper, this row has the same perplexity as the base row. The interval is too wide
+        # to confirm that the perplexities are equal.
         "same": "inconclusive",
         "other": "inconclusive",
     }

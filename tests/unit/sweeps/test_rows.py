@@ -18,7 +18,7 @@ def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
     assert rows["A1"].config.train == other.train
     assert rows["D3"].config.train.label_smoothing == 0.0
     assert rows["D4"].config.train.label_smoothing == 0.2
-    # Regardless of the budget, row "big" trains three times as long as base.
+    # Regardless of the budget, row "big" trains three times as long as row "base".
     assert rows["big"].config.train.steps == 15
 
 

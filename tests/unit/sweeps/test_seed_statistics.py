@@ -288,7 +288,7 @@ def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_call
     None
 ):
     # In Table 3, rows A4 and B2 have the same perplexity and BLEU, which are worse than those of
-    # base. Row E is nearly identical to base.
+    # the base row. Row E has nearly the same scores as the base row.
     worse, identical = (math.log(5.01 / 4.92), 25.4 - 25.8), (0.0, 25.7 - 25.8)
     for margin, large, small in zip(
         (LOG_PERPLEXITY_MARGIN, BLEU_MARGIN), worse, identical, strict=True

@@ -28,7 +28,7 @@ def test_cpu_slots_share_all_cores_without_overlap() -> None:
 def test_the_available_memory_respects_the_limits_of_containers_and_jobs(
     tmp_path: Path, limits: dict[str, str], expected: int
 ) -> None:
-    """Each limited group uses 3 bytes, one of which is disk cache that can be reclaimed."""
+    """Each limited cgroup uses 3 bytes, one of which is disk cache that can be reclaimed."""
     process = tmp_path / "proc" / "self"
     process.mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 0 kB\nMemAvailable: {64 << 20} kB\n")

@@ -97,8 +97,8 @@ def test_divergence_is_checked_early_only_at_steps_that_do_not_depend_on_the_clo
 
 
 def test_epochs_are_converted_to_steps() -> None:
-    assert changed_schedule(checkpoint_every=2, checkpoint_unit="epoch").checkpoint_every == 14
-    assert changed_schedule(checkpoint_every=2, checkpoint_unit="step").checkpoint_every == 2
+    assert changed_schedule(checkpoint_every=2, checkpoint_unit="epoch").steps_per_checkpoint == 14
+    assert changed_schedule(checkpoint_every=2, checkpoint_unit="step").steps_per_checkpoint == 2
 
 
 def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> None:

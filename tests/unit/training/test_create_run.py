@@ -1,4 +1,4 @@
-"""Test the checks before a run is created. `integration/test_create_run.py` creates runs."""
+"""Test the checks that precede run creation. `integration/test_create_run.py` creates runs."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ def directory(path: Path) -> RunFolder:
 
 
 def write(path: Path, *reports: tuple[int, str, dict[str, float]]) -> str:
-    """Write reports, and return the lines that appear on the terminal."""
+    """Write reports, and return the lines that appear in the terminal."""
     out = StringIO()
     with MetricWriter(directory(path), Console(file=out), step=0) as writer:
         for report in reports:

@@ -16,5 +16,5 @@ def test_the_schedule_shows_the_config_and_its_peak() -> None:
     ]
     for axes in (widths, warmups):
         own = axes.lines[0]
-        # The maximum is the peak of equation 3.
+        # The curve's maximum is the peak learning rate of equation 3.
         assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)

@@ -48,7 +48,7 @@ def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
 def trace_on(
     devices: int, config: Config, rows: int, sharding: type[DataParallel] = DataParallel
 ) -> list[tuple[str, Any]]:
-    """Return the arrays that a training step communicates on the given number of devices."""
+    """Return the arrays that a training step exchanges between the given number of devices."""
     step, state = make_step(config)
     placed = sharding(jax.devices()[:1])
     mesh = AbstractMesh((devices,), (placed.axis,), axis_types=(AxisType.Auto,))

@@ -1,4 +1,4 @@
-"""Test the generated HTML. `integration/test_attention_view.py` tests how a browser renders it."""
+"""Test the generated HTML. `integration/test_attention_view.py` tests it in a browser."""
 
 import base64
 import html

@@ -1,1 +1,4 @@
-"""Variants that differ from the paper. They import the core, but the core does not import them."""
+"""Variants that differ from the paper.
+
+The variants import the core model. In the core model, only `build` imports the variants.
+"""

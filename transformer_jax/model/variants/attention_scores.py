@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
-Both scores differ from the paper, which uses a scaled dot product. They take projected queries and
-keys, so cached decoding projects the memory only once.
+Both scores differ from the paper, which uses a scaled dot product. Both scores take projected
+queries and keys, so cached decoding projects the memory only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -34,7 +34,7 @@ class General(nn.Module):
 class Additive(nn.Module):
     """The score v^T tanh(q + k), with one v for each head (Bahdanau et al. 2015).
 
-    The query and key projections correspond to the authors' W and U. The vector v is drawn from
+    The query and key projections correspond to W and U in that paper. The vector v is drawn from
     N(0, 1/d_k).
     """
 

@@ -2,11 +2,11 @@
 
 With this restriction, a layer takes O(r T D) operations instead of O(T^2 D), and a path between the
 two ends of a sequence takes O(T / r) layers instead of one (Table 1, which uses n for T). The paper
-centers a neighborhood of size r on each position, so a maximum distance of w means r = 2 w + 1.
+centers a neighborhood of size r on each position, so a maximum distance of w gives r = 2 w + 1.
 
 Queries are split into blocks of w positions. If the sequence is short, blocks can be smaller. A
-block of queries attends to three blocks of keys: the one at the same positions and its two
-neighbors.
+block of queries attends to three blocks of keys: the block at the same positions and the blocks
+before and after it.
 
 Shapes: B batch, T positions, S keys, D d_model, H heads, K d_k, V d_v; n blocks, each with t
 queries and s = 3 t keys.
@@ -49,7 +49,7 @@ def block_size(length: int, window: int) -> int:
 def neighborhood_mask(
     mask: Bool[Array, "#B #H #T T"], window: int, size: int
 ) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
-    """Return the mask over each query block's joined keys, and the positions of these keys."""
+    """For each query block, return the mask over its joined keys and the key positions."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], size)[0]
     # Padding queries get position 0, but their results are discarded.
@@ -116,7 +116,7 @@ def spread_weights(
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
-    # The columns for keys outside the sequence are discarded. Their weights are zero, except in the
+    # The columns for keys outside the sequence are discarded; their weights are zero, except in the
     # rows of padding queries.
     full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
     rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]

@@ -28,7 +28,7 @@ Index = int | Int[Array, ""]
 # attention takes 2% to 7% longer on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
-# The score of a masked key. It is finite, so that a fully masked query gets uniform weights.
+# The score of a masked key, which is finite so that a fully masked query gets uniform weights.
 MASKED = jnp.finfo(jnp.float32).min
 
 
@@ -44,15 +44,15 @@ class Inputs(NamedTuple):
 def blockwise_attention(
     inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
 ) -> Float[Array, "B T H V"]:
-    """Average the values, weighted by softmax(scale q k), one block at a time.
+    """Average the values with the weights softmax(scale q k), one block at a time.
 
-    Dropout drops the same weights as in full attention. If `rng` is None, there is no dropout.
+    Dropout zeroes the same weights as in full attention. If `rng` is None, there is no dropout.
     """
     return forward(inputs, mask, rng, scale, rate)[0]
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that needs no more blocks than `max_size` would."""
+    """Return the smallest block size that results in as few blocks as `max_size` does."""
     return -(-length // -(-length // max_size))
 
 
@@ -78,7 +78,7 @@ def block_mask(
     """
     batch, heads, rows, keys = mask.shape
     last = jnp.max(jnp.where(mask, jnp.arange(1, keys + 1), 0), axis=-1)
-    # A fully masked query weights all keys equally, so it must visit all of them.
+    # A fully masked query weights all keys equally, so it must visit all keys.
     last = jnp.max(jnp.where(last == 0, keys, last), axis=(0, 1))
     last = jnp.pad(jnp.broadcast_to(last, num_queries), (0, -num_queries % query_size))
     num_key_blocks = -(-jnp.max(last.reshape(-1, query_size), axis=1) // key_size)
@@ -107,7 +107,7 @@ def float32_einsum(equation: str, *arrays: Float[Array, "..."]) -> Float[Array, 
 
 
 class Blocks:
-    """The attention inputs, split into blocks. Keys and values are columns: [K, s] and [V, s]."""
+    """The attention inputs, in blocks. Keys and values are transposed: [K, s] and [V, s]."""
 
     def __init__(
         self, inputs: Inputs, mask: Bool[Array, "..."], rng: Array | None, scale: float, rate: float
@@ -139,7 +139,7 @@ class Blocks:
     def drop(
         self, x: Float[Array, "B t s"], head: Index, i: Index, j: Index
     ) -> Float[Array, "B t s"]:
-        """Zero the weights that full attention would drop, without scaling the others.
+        """Zero the weights that full attention would drop, without scaling the remaining ones.
 
         The dropout mask depends on each weight's row-major index in the whole [B, H, T, S] array.
         """
@@ -214,7 +214,7 @@ def backward(
     """Visit the keys again, and sum the gradients from all pairs of query and key blocks.
 
     For weights w with gradients dw, the gradient of a score is w (dw - sum of w dw over the keys).
-    That sum equals the dot product of the output and its gradient, even with dropout.
+    The sum over the keys equals the dot product of the output and its gradient, even with dropout.
     """
     inputs, mask, rng, output, row_max, log_sum = residuals
     blocks, dtype = Blocks(inputs, mask, rng, scale, rate), gradient.dtype

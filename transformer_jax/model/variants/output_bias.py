@@ -1,6 +1,6 @@
 """A per-token bias in the linear layer before the softmax, as in Marian.
 
-Differs from the paper, whose linear layer is the embedding matrix alone (section 3.4).
+Differs from the paper, whose linear layer consists only of the embedding matrix (section 3.4).
 Shapes: B batch, T positions, D d_model, N vocab_size.
 """
 

@@ -37,5 +37,5 @@ class AddClampedPositions(AddLearnedPositions):
     """
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the table row for each position."""
+        """Return the index of the table row for each position."""
         return jnp.minimum(positions, self.max_positions - 1)

@@ -31,6 +31,6 @@ class NormAndAdd(AddAndNorm):
         return x + self.dropout(y, train=train)
 
     @staticmethod
-    def make_stack_norm(config: ModelConfig, /) -> Callable[[Array], Array]:
-        """Return a layer normalization module."""
+    def make_final_norm(config: ModelConfig, /) -> Callable[[Array], Array]:
+        """Return a layer normalization module to apply after the last layer of each stack."""
         return layer_norm(config)

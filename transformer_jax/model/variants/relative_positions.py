@@ -28,8 +28,9 @@ def relative_positions(positions: Positions) -> Int[Array, "T S"]:
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slope for each head: 2^(-8/n), 2^(-16/n), ..., 2^-8 for n heads.
 
-    If n is not a power of two, let p be the next lower power of two. The first p slopes are those
-    for p heads. The other n - p are every other slope for 2 p heads, starting with the first.
+    If n is not a power of two, let p be the largest power of two below n. The first p slopes are
+    the slopes for p heads. The other n - p slopes are every second slope for 2 p heads, starting
+    with the first.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -68,7 +69,8 @@ def rotate(x: Float[Array, "B T H K"], positions: Int[Array, " T"]) -> Float[Arr
 class RotaryAttention(MultiHeadAttention):
     """Attention with queries and keys rotated by position (RoFormer, Su et al. 2021, equation 34).
 
-    After the rotation, the dot product depends on positions only through their distance.
+    After the rotation, the dot product depends on the positions only through the distance between
+    them.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
@@ -79,10 +81,10 @@ class RotaryAttention(MultiHeadAttention):
 
 
 class RelativeAttention(MultiHeadAttention):
-    """Attention with learned vectors for distances (Shaw et al. 2018).
+    """Attention with learned vectors for each distance (Shaw et al. 2018).
 
     The class implements equations 3 to 5: for each distance, it adds one vector to the key and
-    another to the value. All heads share the vectors. By default, Tensor2Tensor's later
+    another to the value. All heads share the same vectors. By default, Tensor2Tensor's later
     `dot_product_relative_v2` omits the value vectors.
     """
 

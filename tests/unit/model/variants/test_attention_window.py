@@ -19,7 +19,7 @@ from oracles import (
     normal,
 )
 
-from transformer_jax.model.transformer import causal_mask
+from transformer_jax.model.masks import causal_mask
 
 LENGTH = 7
 PADDING = jnp.arange(LENGTH)[None, None, None] < jnp.asarray([7, 4])[:, None, None, None]

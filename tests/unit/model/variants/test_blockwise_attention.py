@@ -19,7 +19,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.dropout import dropout
-from transformer_jax.model.transformer import causal_mask
+from transformer_jax.model.masks import causal_mask
 from transformer_jax.model.variants import blockwise_attention as blockwise_module
 from transformer_jax.model.variants.blockwise_attention import (
     Inputs,

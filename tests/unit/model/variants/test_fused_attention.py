@@ -16,7 +16,7 @@ from oracles import SMALL, apply, drawn_params, floats, normal
 def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDNN requires a GPU, so this test substitutes JAX's own implementation."""
+    """cuDNN requires a GPU, so this test uses JAX's own implementation instead."""
     lengths = []
     reference: Any = jax.nn.dot_product_attention
 

@@ -39,6 +39,6 @@ def test_a_decoder_that_begins_with_padding_reads_its_embedding_first() -> None:
     table = params["embedding"]["table"]
     swapped = {**params, "embedding": {"table": table.at[1].set(table[0])}}
     ours, expected = (apply(m, p, SOURCE, TARGET) for m, p in ((model, params), (plain, swapped)))
-    # The tables differ in the row for BOS, so its logits also differ.
+    # The embedding tables differ in the row for BOS, so the logits of BOS also differ.
     np.testing.assert_allclose(ours[..., 2:], expected[..., 2:], atol=1e-5)
     assert not np.allclose(ours, apply(plain, params, SOURCE, TARGET), atol=0.01)

@@ -1,4 +1,4 @@
-"""Test the positional encodings that differ from the paper."""
+"""Test the positional encodings that differ from the paper's."""
 
 import math
 from dataclasses import replace

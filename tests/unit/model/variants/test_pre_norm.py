@@ -134,8 +134,8 @@ def test_each_sub_layer_has_its_own_dropout_mask() -> None:
     output = params["self_attention"]["output"]
     assert set(output) == {"kernel"}
     # With a large bias in the feed-forward network, the output reveals that network's dropout mask.
-    # If the network returns zeros, the output reveals the dropout mask of the self-attention
-    # sub-layer.
+    # If the feed-forward network returns zeros, the output reveals the dropout mask of the
+    # self-attention sub-layer.
     fed = dict(params) | {"feed_forward": params["feed_forward"] | {"outer": outer}}
     both = apply(layer, fed, x, mask, train=True, rng=jax.random.key(1))
     dropped_by_second = np.abs(floats(both)) < 500

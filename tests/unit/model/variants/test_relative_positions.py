@@ -40,8 +40,8 @@ FORMULAS = ["alibi", "rotary", "relative", "t5"]
 
 # The arguments are the head, the query, the key, the query position, and the key position.
 PairScore = Callable[[int, Floats, Floats, int, int], float]
-# The arguments are the value, the query position, and the key position. The result is the vector to
-# average.
+# The arguments are the value, the query position, and the key position. The result is the vector
+# that enters the weighted average.
 PairValue = Callable[[Floats, int, int], Floats]
 
 
@@ -58,8 +58,8 @@ def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairS
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # With three heads, the slopes are the two slopes for two heads, followed by the first slope
-        # for four heads.
+        # With three heads, ALiBi uses the two slopes for two heads, followed by the first slope for
+        # four heads.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
@@ -111,7 +111,8 @@ def t5_bucket(relative_position: int, *, bidirectional: bool, num_buckets: int) 
     if distance < max_exact:
         return bucket + distance
     share = math.log(distance / max_exact) / math.log(128 / max_exact)
-    # Without 1e-9, a rounding error could move a bucket's first distance to the bucket below.
+    # Without the 1e-9, a rounding error could move the smallest distance in a bucket to the
+    # previous bucket.
     large = max_exact + math.floor(share * (num_buckets - max_exact) + 1e-9)
     return bucket + min(large, num_buckets - 1)
 
@@ -202,8 +203,8 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # With six heads, the slopes are the four slopes for four heads, followed by the first and
-        # third slopes for eight heads.
+        # With six heads, ALiBi uses the four slopes for four heads, followed by the first and third
+        # slopes for eight heads.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
