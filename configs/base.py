@@ -9,8 +9,8 @@ newstest2013 without checkpoint averaging. To reproduce Table 2, which averages 
 
 The first command downloads 1.7 GB through TensorFlow Datasets: Europarl v7, Common Crawl, and News
 Commentary v9, which contain 4.5 million sentence pairs in total. The development set is
-newstest2013, and the test set is newstest2014. With --data-from, the second command trains on the
-number words of the `tiny` config instead.
+newstest2013, and the test set is newstest2014. With --data-from, the second command instead trains
+on the number words of the `tiny` config.
 
 No model has been trained with this config yet.
 """
@@ -19,6 +19,7 @@ from transformer_jax.config import Config
 
 CONFIG = Config().change(
     data={"corpus": "tfds", "dataset": "wmt14_translate/de-en", "languages": ("en", "de")},
-    # Table 3 does not use checkpoint averaging, so the latest and best checkpoints are enough.
+    # Table 3 does not use checkpoint averaging, so it is enough to keep the latest and best
+    # checkpoints.
     train={"keep_checkpoints": 1},
 )

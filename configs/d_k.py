@@ -4,7 +4,7 @@
     transformer-jax train configs/d_k.py:B1
 
 The paper's answer is yes: "a more sophisticated compatibility function than dot product may be
-beneficial". The width of the values does not change.
+beneficial". In these rows, the width of the values does not change.
 """
 
 from configs.table3 import SWEEP as TABLE3

@@ -4,8 +4,8 @@
 
 The row name p3_w500 means a peak learning rate of 0.003 after 500 warmup steps.
 
-Differs from the paper: each row sets the peak directly instead of using 1 / sqrt(d_model *
-warmup_steps).
+Differs from the paper: each row sets the peak learning rate directly instead of using 1 /
+sqrt(d_model * warmup_steps).
 """
 
 from configs.table3_multi30k import with_peak

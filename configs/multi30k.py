@@ -10,8 +10,8 @@ trained on text only. With seeds 0 and 1, this config reached 40.96 and 40.75 BL
 6,336 steps. Each run took about two hours on two CPU cores (see experiments/LOG.md).
 
 Differs from the paper: the recipe uses attention biases, a dropout rate of 0.3, gradient clipping,
-early stopping, a beam size of 5, and a length penalty with an exponent of 1. It also changes the
-peak learning rate, the warmup, and Adam's epsilon.
+early stopping, a beam size of 5, and a length penalty with an exponent of 1. The recipe also
+changes the peak learning rate, the warmup, and Adam's epsilon.
 """
 
 from transformer_jax.config import Config
@@ -39,7 +39,7 @@ CONFIG = Config().change(
             "multi30k/tok/test_2016_flickr.lc.norm.tok.en.gz",
             "multi30k/tok/test_2016_flickr.lc.norm.tok.de.gz",
         ),
-        # The published vocabulary has this size, which results from 10,000 BPE merges.
+        # The published vocabulary, which results from 10,000 BPE merges, has 9,712 tokens.
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,

@@ -4,8 +4,8 @@
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
 Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. Search is greedy, because, after so few steps, beam search returns translations that are
-too short ("When hypotheses may end" in experiments/LOG.md).
+optimizer. The search is greedy, because beam search returns translations that are too short after
+so few training steps (see "When hypotheses may end" in experiments/LOG.md).
 """
 
 from configs.multi30k import CONFIG as MULTI30K

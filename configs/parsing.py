@@ -10,11 +10,11 @@ enough to train on two CPU cores.
 
 The paper states the number of layers, d_model, the vocabulary size, and the search settings. The
 authors chose the dropout rates and the learning rate on section 22 but do not report them, so this
-config uses those of Tensor2Tensor's transformer_parsing_base. According to the paper, all other
-settings match the base model.
+config uses the values in Tensor2Tensor's transformer_parsing_base. According to the paper, all
+other settings match the base model.
 
-Differs from the paper: the vocabulary of 16,000 tokens is only for the sentences. The trees have
-fewer than 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.
+Differs from the paper: only the sentences use the vocabulary of 16,000 tokens. The trees have fewer
+than 100 symbols, which form a separate vocabulary, as in Tensor2Tensor.
 """
 
 from transformer_jax.config import Config

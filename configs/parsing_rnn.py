@@ -1,12 +1,12 @@
-"""The parser that the Transformer replaced in Table 4: a recurrent model with attention.
+"""A recurrent parser with attention, for comparison with the Transformer (Table 4).
 
     transformer-jax train parsing_rnn --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER contains a treebank, as for the `parsing` config. Like the model in the first row of Table 4
-(Vinyals et al. 2015), this one consists of LSTMs with additive attention. It has about as many
-parameters as the Transformer in the `parsing_small` config, and it uses the same data, batches, and
-search settings.
+FOLDER contains a treebank, as described in configs/parsing.py. Like the model in the first row of
+Table 4 (Vinyals et al. 2015), this parser consists of LSTMs with additive attention. The parser has
+about as many parameters as the Transformer in the `parsing_small` config, and it uses the same
+data, batches, and search settings.
 
 Differs from the paper: the architecture is recurrent, and training clips the gradient.
 """
@@ -26,7 +26,7 @@ CONFIG = SMALL.change(
     },
     train={
         "clip_norm": 5.0,
-        # The peak learning rate is the same as that of `parsing_small`.
+        # This scale makes the peak learning rate the same as in `parsing_small`.
         "learning_rate_scale": SMALL.train.learning_rate_scale
         * (D_MODEL / SMALL.model.d_model) ** 0.5,
     },

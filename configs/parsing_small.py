@@ -1,10 +1,10 @@
-"""Constituency parsing at a scale that suits two CPU cores: a smaller model and greedy search.
+"""Constituency parsing on two CPU cores, with a smaller model and greedy search.
 
     transformer-jax train parsing_small --data.folder FOLDER
     transformer-jax evaluate RUN
 
-FOLDER contains a treebank, as for the `parsing` config. Training skips sentences whose trees have
-more than 111 symbols, but the trees of almost all sentences with at most 40 words are shorter.
+FOLDER contains a treebank, as described in configs/parsing.py. Training skips sentences whose trees
+have more than 111 symbols, but almost all sentences with at most 40 words have smaller trees.
 """
 
 from configs.parsing import CONFIG as PARSING
@@ -26,7 +26,7 @@ CONFIG = PARSING.change(
         "warmup_steps": 600,
         "learning_rate_scale": 0.6,
         "checkpoint_every": 500,
-        # Parsing the development set takes longer than training from one checkpoint to the next.
+        # Parsing the development set takes longer than the training between two checkpoints.
         "bleu_every": 100,
         "log_every": 100,
     },

@@ -4,7 +4,7 @@
     transformer-jax train configs/positions.py:E
 
 In the paper, learned positions give "nearly identical results" to sinusoids. The paper does not
-evaluate the other encodings.
+evaluate the other encodings in this sweep.
 """
 
 from configs.base import CONFIG as BASE

@@ -10,13 +10,12 @@ is a quick test on number words.
 
 All models have two layers in each stack. The widths are chosen so that each model has 0.91 to 0.92
 million parameters. The `none` row is a recurrent model without attention (Sutskever et al. 2014).
-The `additive` and `general` rows are named after their attention scores and use input feeding. The
-decoder in these two rows follows Luong et al. (2015). The `conv` row is ConvS2S (Gehring et al.
+The decoder in the `additive` and `general` rows uses input feeding and follows Luong et al. (2015).
+These two rows are named after their attention scores. The `conv` row is ConvS2S (Gehring et al.
 2017).
 
 Differs from the paper in the same ways as configs/table3_multi30k.py. The recurrent models clip the
-per-token gradient at 5, a looser limit than in the cited papers (Sutskever et al. and Luong et
-al.).
+norm of the per-token gradient at 5, a looser limit than in Sutskever et al. and Luong et al.
 """
 
 from configs.table3_multi30k import BASE, WARMUP_STEPS

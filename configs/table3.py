@@ -1,4 +1,4 @@
-"""All rows of Table 3 in the paper's order, with their changes to the base model and the results.
+"""All rows of Table 3 in order, with their changes to the base model and their published results.
 
     transformer-jax params table3
     transformer-jax train table3:A1

@@ -5,7 +5,7 @@
 The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be the path to the folder
 that contains multi30k/tok/. Compared with the paper's base model, d_model, d_k, and d_v are a
 quarter as large, d_ff is an eighth as large, and each stack has a third as many layers. Training
-makes seven passes over the text. The peak learning rate is the best one in
+makes seven passes over the text. The peak learning rate is the best one from the sweep in
 configs/learning_rate.py.
 
 Differs from the paper in the model size, the text, and the learning rate. The search settings match
@@ -22,7 +22,7 @@ WARMUP_STEPS = 500
 
 
 def with_peak(peak: float, warmup_steps: int = WARMUP_STEPS) -> Config:
-    """Return this table's base config with a learning rate that peaks at `peak`."""
+    """Return the base config of this sweep, with a learning rate that peaks at `peak`."""
     return PAPER.change(
         model={"num_layers": 2, "d_model": D_MODEL, "d_ff": 256, "d_k": 16, "d_v": 16},
         data={

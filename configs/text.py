@@ -12,11 +12,11 @@ from transformer_jax.config import Config
 CONFIG = Config().change(
     data={
         "corpus": "text",
-        # The paper's vocabulary has 37,000 tokens for 4.5 million pairs. For 100,000 pairs, 8,000
-        # tokens are enough.
+        # The paper's vocabulary has 37,000 tokens for 4.5 million sentence pairs. For 100,000
+        # sentence pairs, 8,000 tokens are enough.
         "vocab_size": 16_000,
     },
-    # For 100,000 pairs, 50,000 steps are more than enough. Training stops early when the perplexity
-    # on the development set no longer improves.
+    # For 100,000 sentence pairs, 50,000 steps are more than enough. Training stops early when the
+    # perplexity on the development set no longer improves.
     train={"steps": 50_000, "patience": 10},
 )

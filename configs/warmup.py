@@ -6,7 +6,8 @@ The row name s2_w1000 means twice the paper's learning rate, with 1,000 warmup s
 rate peaks at scale / sqrt(d_model * warmup_steps), so a shorter warmup also raises the peak. For a
 small model on Multi30k, see configs/learning_rate.py.
 
-The paper reports only the first row. No model has been trained with this config yet.
+The paper reports results only for the settings in the first row. No model has been trained with
+this config yet.
 """
 
 from configs.base import CONFIG as BASE

@@ -4,11 +4,12 @@
     transformer-jax train wmt14_fr:big
     transformer-jax evaluate runs/wmt14_fr-big
 
-On newstest2014, the paper reports 38.1 BLEU for base and 41.8 BLEU for big. The scores are for the
-averages of the last 5 checkpoints (base) and the last 20 checkpoints (big). The paper uses 36
-million pairs and a vocabulary of 32,000 tokens.
+On newstest2014, the paper reports 38.1 BLEU for the base model and 41.8 BLEU for the big model. The
+base model is averaged over the last 5 checkpoints, and the big model over the last 20. The paper
+uses 36 million sentence pairs and a vocabulary of 32,000 tokens.
 
-Differs from the paper: the dataset in TensorFlow Datasets has 41 million pairs (15 GB of text).
+Differs from the paper: the dataset in TensorFlow Datasets has 41 million sentence pairs (15 GB of
+text).
 
 No model has been trained with this config yet.
 """

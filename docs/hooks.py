@@ -1,9 +1,9 @@
 """Hooks that MkDocs calls when it builds the documentation site.
 
 Pages link to repository files by relative paths (`../experiments/results/...`), which work on
-GitHub. The site contains copies of these files. The API reference has one page for each subpackage
-and one for the modules outside of subpackages. The site serves mermaid.js from its own host, so it
-does not load anything from other hosts.
+GitHub. The site contains copies of the linked files. The API reference has one page for each
+subpackage and one page for all modules outside subpackages. The site serves its own copy of
+mermaid.js, so its pages do not load anything from other hosts.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
-# An option, possibly with values, that fits on one line of a phone screen.
+# A command-line option, possibly with values, that fits on one line of a phone screen.
 OPTION = re.compile(r"<code>(--[^<\n]{1,36})</code>")
 LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 
@@ -51,12 +51,12 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Mark each option, so that the style sheet can keep it on one line."""
+    """Mark each command-line option so that the style sheet can keep it on one line."""
     return OPTION.sub(r'<code class="option">\1</code>', html)
 
 
 def linked_files(pages: list[str]) -> set[str]:
-    """Return the files outside docs/ to which the pages link, directly or through other pages."""
+    """Return the files outside docs/ that the pages link to, directly or through other pages."""
     linked: set[str] = set()
     pages = list(pages)
     while pages:
@@ -85,7 +85,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def _module_blocks(paths: Iterable[Path]) -> str:
-    """Return the Markdown that mkdocstrings replaces with the modules' documentation."""
+    """Return the Markdown directives that mkdocstrings replaces with the modules' documentation."""
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sorted(paths)

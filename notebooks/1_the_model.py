@@ -2,8 +2,9 @@
 # # 1. The model
 #
 # This notebook follows sections 3 to 5 of *Attention Is All You Need* (Vaswani et al., 2017) in
-# order. Keep the paper at hand. Each part names the section of the paper and states the equation.
-# Its code then calls the function in this package that implements the equation.
+# order. Keep the paper at hand. Each part of the notebook names a section of the paper and states
+# an equation. The code in each part then calls the function in this package that implements the
+# equation.
 #
 # **What you learn**
 #
@@ -13,8 +14,8 @@
 # - why the feed-forward network is the same as two convolutions with kernel size 1;
 # - which sentences a Transformer without positional encodings cannot distinguish.
 #
-# This notebook does not train anything. All parameters are random, so the figures show the effect
-# of the *architecture*. Notebook 3 shows what training adds.
+# This notebook does not train a model. All parameters are random, so the figures show the effect of
+# the *architecture*. Notebook 3 shows what training adds.
 
 # %%
 # If the package is missing, as in Colab, install it with the dependency versions that the tests
@@ -23,7 +24,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the path of your clone.
+REPOSITORY = ".."  # In Colab, enter the path of your clone here.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -45,7 +46,7 @@ rng = np.random.default_rng(0)
 
 
 def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **options):
-    """Draw a matrix as a heat map, optionally with row names, column names, and cell numbers."""
+    """Draw a heat map of a matrix, optionally with row names, column names, and the values."""
     image = axes.imshow(matrix, **{"cmap": "Blues", "aspect": "auto", **options})
     axes.set_title(title, fontsize=10)
     axes.set_xticks(range(len(columns or [])), columns or [])
@@ -63,8 +64,8 @@ def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **option
 #
 # The paper's base model has $N = 6$ layers in each stack, vectors of width $d_{model} = 512$, and
 # $h = 8$ heads. These values are the defaults of `ModelConfig`, so an empty config is the base
-# model. Flax can compute the shape of every array in the model without allocating any of them. The
-# shapes use the same letters as the code: `B` sentences, `S` source tokens, `T` target tokens.
+# model. Flax can compute the shape of every array in the model without allocating any of them. As
+# in the code, the shapes use `B` for sentences, `S` for source tokens, and `T` for target tokens.
 
 # %%
 base = ModelConfig()
@@ -92,13 +93,14 @@ for part in ("embedding", "source_positions", "encoder_0", "decoder_0"):
             print(f"{'.'.join([part, *names]):38} {array.shape}")
 
 # %% [markdown]
-# The list shows the embeddings and the first layer of each stack. Most arrays have shape
-# `(B, positions, width)`. Inside attention, the arrays have one more axis for the heads, and the
-# weights have shape `(B, heads, queries, keys)`. For example, in cross-attention, 5 target
-# positions attend to 7 source positions. Every sub-layer's output has the same shape as its input.
-# Residual connections are therefore possible, and layers can be stacked.
+# The list shows the array shapes in the embeddings and in the first layer of each stack. Most
+# arrays have shape `(B, positions, width)`. Inside attention, the arrays have one more axis for the
+# heads, and the weights have shape `(B, heads, queries, keys)`. For example, in cross-attention, 5
+# target positions attend to 7 source positions. Every sub-layer's output has the same shape as its
+# input. Equal input and output shapes make residual connections possible and allow layers to be
+# stacked.
 #
-# The next plot is figure 1 of the paper, labeled with these shapes.
+# The next plot is figure 1 of the paper, labeled with the array shapes.
 
 # %%
 ENCODER = [
@@ -126,7 +128,7 @@ COLORS = {"att": "#f6c89f", "feed": "#b9d7ea", "norm": "#f3eeb2", "embed": "#f4c
 
 
 def draw_stack(axes, x, modules, layer):
-    """Draw modules from bottom to top; `layer` contains a layer's first and last module indices."""
+    """Draw modules, bottom first; `layer` gives the indices of a layer's first and last modules."""
     first, last = layer
     frame = plt.Rectangle((x - 1.25, first - 0.32), 2.5, last - first + 0.64, fill=False, ls="--")
     axes.add_patch(frame)
@@ -154,10 +156,10 @@ plt.show()
 #
 # $$\mathrm{LayerNorm}(x + \mathrm{Sublayer}(x))$$
 #
-# Layer normalization acts on each position separately. It subtracts the mean of the 512 components
-# and divides by their standard deviation. It does not mix positions, and it does not depend on the
-# other sentences in the batch. The next figure shows layer normalization for five positions whose
-# vectors have very different scales.
+# Layer normalization acts on each position separately: it subtracts the mean of the 512 components
+# and divides by their standard deviation. Layer normalization does not mix positions, and its
+# output does not depend on the other sentences in the batch. The next figure shows layer
+# normalization for five positions whose vectors have very different scales.
 
 # %%
 from transformer_jax.model.layers import layer_norm
@@ -176,9 +178,9 @@ print("std  before:", x.std(axis=1).round(1), " after:", normalized.std(axis=1).
 plt.show()
 
 # %% [markdown]
-# Before normalization, position *e* dominates. Afterward, all positions have mean 0 and standard
-# deviation 1, and only the direction of each vector remains. The layer then applies a learned scale
-# and a learned bias, which start at 1 and 0.
+# Before normalization, positions *d* and *e* have the largest values. After normalization, all
+# positions have mean 0 and standard deviation 1, and only the direction of each vector remains. The
+# layer then applies a learned scale and a learned bias, which start at 1 and 0.
 
 # %% [markdown]
 # ## 3.2.1 Scaled dot-product attention, by hand
@@ -190,7 +192,7 @@ plt.show()
 # Row $i$ of $Q$ is a *query*, which represents what position $i$ is looking for. Row $j$ of $K$ is
 # a *key*, which represents what position $j$ offers. Row $j$ of $V$ is the *value* that position
 # $i$ receives if it attends to $j$. The following example has three words, with $d_k = 4$ and $d_v
-# = 2$. Its numbers are simple, so you can follow along on paper.
+# = 2$. The numbers in the example are simple, so you can follow along on paper.
 
 # %%
 words = ["I", "saw", "her"]
@@ -221,14 +223,15 @@ panels[0].set_xlabel("keys")
 plt.show()
 
 # %% [markdown]
-# Read the first row from left to right. The query of "I" is $(1, -1, 3, 0)$. Its dot products with
-# the three keys are $1 + 3 = 4$, $-1 + 3 = 2$, and $1 - 1 = 0$. Division by $\sqrt 4 = 2$ gives 2,
-# 1, and 0. The exponentials are $e^2 = 7.389$, $e^1 = 2.718$, and $e^0 = 1$. Their sum is 11.107,
-# so the softmax weights are 0.665, 0.245, and 0.090. The output is the average of the values with
-# these weights: the first component is $0.665 \cdot 10 + 0.245 \cdot 0 + 0.090 \cdot 5 = 7.10$.
+# Read the first row of the figure from left to right. The query of "I" is $(1, -1, 3, 0)$. Its dot
+# products with the three keys are $1 + 3 = 4$, $-1 + 3 = 2$, and $1 - 1 = 0$. Dividing the dot
+# products by $\sqrt 4 = 2$ gives 2, 1, and 0. The exponentials are $e^2 = 7.389$, $e^1 = 2.718$,
+# and $e^0 = 1$. The exponentials sum to 11.107, so the softmax weights are 0.665, 0.245, and 0.090.
+# The output is the average of the values, weighted by the softmax: its first component is $0.665
+# \cdot 10 + 0.245 \cdot 0 + 0.090 \cdot 5 = 7.10$.
 #
-# The package's functions compute the same result. Their arrays have two more axes: one for the
-# sentences in a batch, and one for the heads.
+# The package's functions compute the same result. The arrays in the package have two more axes: one
+# for the sentences in a batch, and one for the heads.
 
 # %%
 from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
@@ -242,15 +245,15 @@ print(ours)
 # %% [markdown]
 # ## Why divide by $\sqrt{d_k}$?
 #
-# Footnote 4 of the paper gives the argument. Let the components of a query $q$ and of a key $k$ be
-# independent, with mean 0 and variance 1. Each product $q_i k_i$ then has mean 0 and variance
-# $\mathrm{E}[q_i^2]\,\mathrm{E}[k_i^2] = 1$. The dot product is a sum of $d_k$ such products, and
-# variances of independent terms add:
+# Footnote 4 of the paper explains why the scores are scaled. Let the components of a query $q$ and
+# of a key $k$ be independent, with mean 0 and variance 1. Each product $q_i k_i$ then has mean 0
+# and variance $\mathrm{E}[q_i^2]\,\mathrm{E}[k_i^2] = 1$. The dot product is a sum of $d_k$ such
+# products, and the variances of independent terms add up:
 #
 # $$\mathrm{Var}(q \cdot k) = \sum_{i=1}^{d_k} \mathrm{Var}(q_i k_i) = d_k$$
 #
 # Dividing by $\sqrt{d_k}$ divides the variance by $d_k$, so the variance becomes 1 for every width.
-# We measure both variances and their effect on the softmax.
+# We measure the variance with and without scaling, and its effect on the softmax.
 
 # %%
 widths = 2 ** np.arange(0, 11)
@@ -285,9 +288,9 @@ plt.show()
 # *Left:* without scaling, the variance follows the dotted line $d_k$; with scaling, it stays at 1.
 # *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
 # all of the weight before training begins. *Right:* where the softmax is nearly one-hot, its
-# gradient is small. These are the "regions where it has extremely small gradients" of section
-# 3.2.1. With scaling, none of the three quantities depends on the width, so training starts under
-# the same conditions for heads of any width.
+# gradient is small. Section 3.2.1 describes these "regions where it has extremely small gradients".
+# With scaling, none of the three quantities depends on the width, so training starts under the same
+# conditions for heads of any width.
 
 # %% [markdown]
 # ## 3.2.2 Multi-head attention
@@ -296,10 +299,10 @@ plt.show()
 # \qquad \mathrm{head}_i = \mathrm{Attention}(Q W_i^Q, K W_i^K, V W_i^V)$$
 #
 # Each head has its own projections, so each head can look for something different. A single softmax
-# produces a single weighted average, which cannot keep two positions separate. With $h$ heads, a
-# position receives $h$ averages.
+# produces a single weighted average, which mixes the information from different positions. With $h$
+# heads, a position receives $h$ separate averages.
 #
-# From here on, we use a small model and one sentence. Its tokens are whole words.
+# From here on, we use a small model and one sentence, whose tokens are whole words.
 
 # %%
 sentence = ["the", "dog", "that", "chased", "the", "cat", "runs"]
@@ -328,14 +331,14 @@ plt.show()
 
 # %% [markdown]
 # The figure shows the four heads of the first layer before training. Each row shows how much one
-# word attends to each of the words, and the weights in a row sum to 1. Random projections give each
-# head a different pattern. The rows for the two occurrences of "the" differ only because their
-# positions differ. In section 3.5 below, we remove the positional encodings.
+# word attends to each word in the sentence, and the weights in a row sum to 1. Random projections
+# give each head a different pattern. The rows for the two occurrences of "the" differ only because
+# their positions differ. In section 3.5 below, we remove the positional encodings.
 #
-# "Concatenate, and then multiply by $W^O$" has a second interpretation. If we split $W^O$ into $h$
-# blocks of rows, the result is the *sum* of the heads, each with its own output matrix: $\sum_i
-# \mathrm{head}_i W_i^O$. Heads therefore add their results to the residual stream independently.
-# For this reason, masking a head (notebook 3) is well defined.
+# Concatenating the heads and multiplying by $W^O$ has a second interpretation. If we split $W^O$
+# into $h$ blocks of rows, the result is the *sum* of the heads, each multiplied by its own output
+# matrix: $\sum_i \mathrm{head}_i W_i^O$. Heads therefore add their results to the residual stream
+# independently. Because of this independence, masking a single head (notebook 3) is well defined.
 
 # %%
 from transformer_jax.model.attention import MultiHeadAttention
@@ -353,7 +356,7 @@ def attend_and_record(rng, x):
 
 result, variables = attend_and_record(jax.random.key(0), x)
 attention_params = {"params": variables["params"]}
-# These arrays have the shapes (B, H, T, S), (B, S, H, V), and (H, V, D).
+# The next three arrays have the shapes (B, H, T, S), (B, S, H, V), and (H, V, D).
 weight = variables["intermediates"]["weights"][0]
 value = variables["intermediates"]["value"]["__call__"][0]
 output_kernel = variables["params"]["output"]["kernel"]
@@ -378,8 +381,9 @@ for h in (1, 8, 32):
 # ## 3.2.3 Masks
 #
 # The model uses attention within the encoder, within the decoder, and from the decoder to the
-# encoder. These three uses differ in the source of the queries and keys, and in the *mask*. Where
-# the mask is false, the score is set to $-\infty$ before the softmax, so the weight is 0.
+# encoder. These three uses of attention differ in the source of the queries and keys, and in the
+# *mask*. Where the mask is false, the score is set to $-\infty$ before the softmax, so the weight
+# is 0.
 
 # %%
 from transformer_jax.model.masks import causal_mask, source_mask
@@ -396,9 +400,9 @@ for axes in panels:
 plt.show()
 
 # %% [markdown]
-# Blue means that attention is allowed. The left mask hides the three columns of padding from every
-# query. The right mask is a triangle: position $i$ can attend to the positions up to and including
-# $i$.
+# In blue cells, the query can attend to the key. The left mask hides the three columns of padding
+# from every query. The right mask is a triangle: position $i$ can attend to the positions up to and
+# including $i$.
 #
 # Section 3.1 claims that, with the mask and with the target shifted right by one position, "the
 # predictions for position $i$ can depend only on the known outputs at positions less than $i$". We
@@ -422,9 +426,9 @@ print("largest change on or above the diagonal:", np.triu(influence).max())
 plt.show()
 
 # %% [markdown]
-# The diagonal and everything above it are exactly zero: a prediction depends neither on the token
-# that it predicts nor on later tokens. Training can therefore predict all positions of a sentence
-# at the same time without revealing the answers to the model.
+# The values on and above the diagonal are exactly zero: a prediction depends neither on the
+# predicted token nor on later tokens. Training can therefore predict all positions of a sentence at
+# the same time without revealing the answers to the model.
 
 # %% [markdown]
 # ## 3.3 The feed-forward network is two convolutions with kernel size 1
@@ -446,7 +450,7 @@ inner, outer = variables["params"]["inner"], variables["params"]["outer"]
 
 
 def convolution(x, layer):
-    """Apply a linear layer, with a kernel of shape (in, out), as a convolution of window size 1."""
+    """Apply a linear layer with a kernel of shape (in, out) as a convolution with kernel size 1."""
     conv = nn.Conv(features=layer["kernel"].shape[1], kernel_size=(1,))
     return conv.apply({"params": {"kernel": layer["kernel"][None], "bias": layer["bias"]}}, x)
 
@@ -456,9 +460,9 @@ print("shapes:", x.shape, "->", (x @ inner["kernel"]).shape, "->", result.shape)
 print("largest difference:", f"{jnp.abs(convolved - result).max():.0e}")
 
 # %% [markdown]
-# Because the window is one position wide, the network cannot use a word's neighbors. Only attention
-# moves information between positions. To demonstrate this, we change one position of the input and
-# record which positions of the output change.
+# Because the convolutions are one position wide, the feed-forward network cannot use a word's
+# neighbors. Only attention moves information between positions. To demonstrate the difference, we
+# change one position of the input and record which positions of the output change.
 
 # %%
 both = jnp.concatenate([x, x.at[0, 3].add(1.0)])
@@ -474,8 +478,8 @@ for axes, (name, (before, after)) in zip(panels, outputs.items()):
 plt.show()
 
 # %% [markdown]
-# The input changes only at position 3. The feed-forward network's output changes only at this
-# position, whereas the output of self-attention changes everywhere.
+# The input changes only at position 3. The feed-forward network's output also changes only at
+# position 3, whereas the output of self-attention changes everywhere.
 
 # %% [markdown]
 # ## 3.4 Embeddings
@@ -495,16 +499,16 @@ print(
     "norm of an embedding (x sqrt 512)", (np.linalg.norm(table, axis=1) * 512**0.5).mean().round(2)
 )
 print("norm of a positional encoding    ", np.linalg.norm(positions, axis=1).mean().round(2))
-x = rng.normal(size=(100, 512))  # like the output of LayerNorm
+x = rng.normal(size=(100, 512))  # variance 1, like the output of LayerNorm
 print("variance of the logits           ", (x @ table.T).var().round(2))
 
 # %% [markdown]
-# With the factor, embeddings and positional encodings have norms of similar size, so neither
-# dominates the other. Without it, the norms of the positional encodings would be 16 times as large
-# as the norms of the embeddings. The logits use the matrix *without* the factor, so they start with
-# variance 1. An untrained model is therefore not confident about any token. A uniform prediction
-# over $N$ tokens has a cross-entropy of $\ln N$, and the model's cross-entropy exceeds this value
-# by less than 1:
+# With the factor $\sqrt{d_{model}}$, embeddings and positional encodings have norms of similar
+# size, so neither dominates the other. Without this factor, the norms of the positional encodings
+# would be 16 times as large as the norms of the embeddings. The logits use the embedding matrix
+# *without* the factor, so their initial variance is 1. An untrained model is therefore not
+# confident in any prediction. A uniform prediction over $N$ tokens has a cross-entropy of $\ln N$,
+# and the cross-entropy of the untrained model exceeds this value by less than 1:
 
 # %%
 from transformer_jax.model.losses import cross_entropy
@@ -545,12 +549,13 @@ plt.show()
 # %% [markdown]
 # *Left:* without positions, the distance is zero on the antidiagonal: each word has exactly the
 # same vector in the reversed sentence. Two more distances are zero, because the model cannot
-# distinguish the two occurrences of "the". *Right:* with sinusoids, no two vectors are equal. A
-# word is still more similar to itself than to other words, because its embedding does not change.
+# distinguish the two occurrences of "the". *Right:* with sinusoids, no two vectors are equal. The
+# vectors of the same word are still more similar to each other than to those of other words,
+# because the embedding of the word does not change.
 #
-# Cross-attention then *sums* over the source positions. A sum does not depend on the order of its
-# terms. Therefore, if the encoder has no positions, the decoder cannot distinguish "dog bites man"
-# from "man bites dog":
+# Cross-attention *sums* over the source positions. A sum does not depend on the order of its terms.
+# Therefore, if the encoder has no positional encodings, the decoder cannot distinguish "dog bites
+# man" from "man bites dog":
 
 # %%
 dog, chased, cat = (vocabulary.index(word) for word in ("dog", "chased", "cat"))
@@ -621,7 +626,7 @@ left.legend()
 p = np.linspace(0.001, 0.999, 500)
 correct_token = jnp.full((1, 1), 7)
 for smoothing, color in ((0.0, BLUE), (0.1, ORANGE)):
-    # The correct token has this logit, and the other 99 tokens of the vocabulary have logit 0.
+    # With this logit, the correct token has probability p if the other 99 tokens have logit 0.
     correct = np.log(p / (1 - p) * 99)
     logits = jnp.zeros((len(p), 1, 1, 100)).at[:, 0, 0, 7].set(correct)
     losses = jax.vmap(cross_entropy, (0, None, None))(logits, correct_token, smoothing).smoothed
@@ -632,17 +637,17 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# *Left:* the rate peaks at the end of the warmup. A wider model has a lower rate. *Right:* the dots
-# mark the minima. Without smoothing, the loss always falls as the model becomes more certain. With
-# smoothing, the loss is lowest at a probability near 0.9, and it rises if the model becomes even
-# more certain. The paper reports that smoothing "hurts perplexity, as the model learns to be more
-# unsure, but improves accuracy and BLEU score".
+# *Left:* the rate peaks at the end of the warmup. A wider model has a lower learning rate. *Right:*
+# the dots mark the minima of the loss. Without smoothing, the loss always falls as the model
+# becomes more certain. With smoothing, the loss is lowest at a probability near 0.9, and it rises
+# if the model becomes even more certain. The paper reports that smoothing "hurts perplexity, as the
+# model learns to be more unsure, but improves accuracy and BLEU score".
 
 # %% [markdown]
 # ## Where the parameters are
 #
 # The base model has 63 million parameters with a vocabulary of 37,000 tokens. The feed-forward
-# networks contain more of these parameters than all attention layers together.
+# networks contain more of these parameters than all attention layers combined.
 
 # %%
 counts = parameter_counts(build_transformer(base, vocab_size=37_000))
@@ -659,7 +664,7 @@ plt.show()
 # ## Exercises
 #
 # 1. In the 3 x 3 example, change one number in `Q`, and compute the new first row by hand.
-# 2. Set `num_keys` to 512 in the variance experiment. Which of the three curves change, and why?
+# 2. Set `num_keys` to 512 in the variance experiment. Which of the three plots change, and why?
 # 3. Set `layer_norm="pre"` in `small`. Is the influence matrix of section 3.2.3 still triangular?
-# 4. The paper's encoder has no causal mask. Which statement in section 3.5 becomes false if you add
-#    one?
+# 4. The paper's encoder does not use a causal mask. Which statement in section 3.5 becomes false if
+#    you add a causal mask to the encoder?

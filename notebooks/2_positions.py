@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 2. Positions
 #
-# Attention and the feed-forward network treat the positions of a sentence as a set (notebook 1).
-# The paper therefore adds a positional encoding to each embedding (section 3.5). This vector
-# depends only on the position:
+# Attention and the feed-forward network treat a sentence as an unordered set of words (notebook 1).
+# The paper therefore adds a positional encoding to each embedding (section 3.5). The encoding is a
+# vector that depends only on the position:
 #
 # $$PE(pos, 2i) = \sin(pos / 10000^{2i/d_{model}}), \qquad
 # PE(pos, 2i+1) = \cos(pos / 10000^{2i/d_{model}})$$
@@ -11,11 +11,11 @@
 # **What you learn**
 #
 # - how to read the well-known heat map of these sinusoids;
-# - why the dot product of two encodings depends only on their distance;
+# - why the dot product of two encodings depends only on the distance between their positions;
 # - why "for any fixed offset $k$, $PE_{pos+k}$ can be represented as a linear function of
 #   $PE_{pos}$", and how a head can use this property to look $k$ positions back;
 # - how training changes learned positions, the alternative to sinusoids in row (E) of Table 3;
-# - what happens beyond the length of the training sentences.
+# - what happens if a sentence is longer than all training sentences.
 
 # %%
 # If the package is missing, as in Colab, install it with the dependency versions that the tests
@@ -24,7 +24,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the path of your clone.
+REPOSITORY = ".."  # In Colab, enter the path of your clone here.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -48,7 +48,8 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## The heat map
 #
-# Each row is the encoding of one position. Each column is a sine or a cosine of the position.
+# Each row of the heat map is the encoding of one position. Each column is a sine or a cosine of the
+# position.
 
 # %%
 d_model = 128
@@ -66,9 +67,9 @@ plt.show()
 # alternate, the plot has fine stripes: at the right edge, the sines are near 0 and the cosines are
 # near 1.
 #
-# The columns work like the hands of a clock or the digits of a number. The fast columns distinguish
-# neighboring positions, but their values repeat. The slow columns distinguish distant positions but
-# hardly differ between neighbors.
+# The columns work like the hands of a clock or the digits of a number. Columns with a short
+# wavelength distinguish neighboring positions, but their values repeat. Columns with a long
+# wavelength distinguish distant positions but hardly differ between neighbors.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 2.4))
@@ -89,7 +90,7 @@ plt.show()
 # $$PE(p) \cdot PE(p + k) = \sum_{i=0}^{d_{model}/2 - 1} \cos(\omega_i k),
 # \qquad \omega_i = 10000^{-2i/d_{model}}$$
 #
-# The position $p$ does not appear on the right-hand side.
+# The right-hand side of the equation does not contain the position $p$.
 
 # %%
 products = table @ table.T
@@ -108,10 +109,10 @@ plt.show()
 # %% [markdown]
 # *Left:* every diagonal has one color, so the matrix is a function of the offset alone (a Toeplitz
 # matrix). *Right:* the curves from positions 0 and 40 are the same, and they follow the formula
-# (gray). The product is largest at offset 0, where it is $d_{model} / 2 = 64$, and falls quickly as
-# the offset grows. Attention can use it as a measure of distance. The product does not reveal the
-# direction, because the cosine is even: the offsets $k$ and $-k$ have the same product. The next
-# property adds the direction.
+# (gray). The dot product is largest at offset 0, where it is $d_{model} / 2 = 64$, and falls
+# quickly as the offset grows. Attention can use the dot product as a measure of distance. The dot
+# product does not reveal the direction, because the cosine is even: the offsets $k$ and $-k$ have
+# the same product. The linear map in the next section also captures the direction.
 
 # %% [markdown]
 # ## The linear map from $PE(pos)$ to $PE(pos + k)$
@@ -124,7 +125,7 @@ plt.show()
 # \end{pmatrix}
 # \begin{pmatrix} \sin \omega_i pos \\ \cos \omega_i pos \end{pmatrix}$$
 #
-# For each offset $k$, the matrices of all pairs form a block-diagonal matrix $M_k$.
+# For each offset $k$, the rotation matrices of all pairs form a block-diagonal matrix $M_k$.
 
 
 # %%
@@ -152,17 +153,17 @@ print(f"largest difference between the last two panels: {np.abs(shifted - table[
 plt.show()
 
 # %% [markdown]
-# The 2 x 2 blocks on the diagonal of the first panel are the rotations: the fast pairs at the top
-# left rotate by large angles, and the slow pairs at the bottom right hardly rotate. The second and
-# third panels are equal up to float32 rounding.
+# The 2 x 2 blocks on the diagonal of the first panel are the rotations: the pairs at the top left,
+# which have short wavelengths, rotate by large angles, and the pairs at the bottom right hardly
+# rotate. The second and third panels are equal up to float32 rounding.
 #
-# Do only sinusoids have this property? To find out, we *fit* a matrix that maps each position's row
-# to the row $k$ positions later. We use least squares on positions 0 to 149 and test the matrix on
-# positions 150 to 199. For comparison, we also fit a matrix to a table of random vectors, such as
-# the initial values of a learned table.
+# Does such a linear map exist only for sinusoids? To find out, we *fit* a matrix that maps the row
+# of each position to the row $k$ positions later. We use least squares on positions 0 to 149 and
+# test the matrix on positions 150 to 199. For comparison, we also fit a matrix to a table of random
+# vectors, like the initial values of a learned table.
 
 # %%
-# Use float64, because the slow columns are almost constant and the fit is therefore
+# Use float64, because the columns with long wavelengths are almost constant, so the fit is
 # ill-conditioned.
 angles = np.outer(np.arange(232), 10000 ** (-np.arange(0, 32, 2) / 32))
 long_table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(232, 32)
@@ -170,7 +171,7 @@ random_table = rng.normal(size=(232, 32)) * 0.5**0.5
 
 
 def residual(rows, k):
-    """Return the relative error of the best linear map from rows to the rows k positions later."""
+    """Return the relative error of the best linear map from rows to those k positions later."""
     fit, *_ = np.linalg.lstsq(rows[:150], rows[k : 150 + k], rcond=None)
     error = rows[150:200] @ fit - rows[150 + k : 200 + k]
     return np.linalg.norm(error) / np.linalg.norm(rows[150 + k : 200 + k])
@@ -190,15 +191,15 @@ plt.show()
 
 # %% [markdown]
 # For sinusoids, the fitted map is correct up to rounding, even at positions that were not used to
-# fit it. For the random table, no linear map fits: the error is as large as the rows. A model with
-# a learned table has to learn the relation between each pair of positions from examples.
+# fit it. For the random table, no linear map fits: the error is as large as the rows themselves. A
+# model with a learned table has to learn the relation between each pair of positions from examples.
 #
 # ### A head that looks $k$ positions back
 #
-# The authors "hypothesized it would allow the model to easily learn to attend by relative
-# positions". The following construction achieves this. Let the key projection copy the encoding,
-# and let the query projection be $M_{-k}$, up to a factor $\beta$. The score of query position $p$
-# and key position $j$ is then
+# The authors chose sinusoids because they "hypothesized it would allow the model to easily learn to
+# attend by relative positions". The following construction shows how a head can attend by relative
+# positions. Let the key projection copy the encoding, and let the query projection be $M_{-k}$, up
+# to a factor $\beta$. The score of query position $p$ and key position $j$ is then
 #
 # $$\beta \; (M_{-k} PE(p)) \cdot PE(j) = \beta \; PE(p - k) \cdot PE(j)$$
 #
@@ -219,16 +220,16 @@ plt.show()
 
 # %% [markdown]
 # The weights form a diagonal that is shifted by $k$. (The first $k$ queries look for positions
-# before the start of the sentence. Among the existing positions, the first one is their best
-# match.) In notebook 3, you can look for such diagonals in a trained model.
+# before the start of the sentence. For these queries, the best match among the existing positions
+# is the first one.) In notebook 3, you can look for such diagonals in a trained model.
 
 # %% [markdown]
 # ## A learned table, before and after training
 #
-# Row (E) of Table 3 replaces the sinusoids with a learned table: one free vector for each position.
-# We train a small model with such a table for a few steps on English and German number words, and
-# then examine the encoder's table. The training loop is short, because a training step is a pure
-# function of the state and a batch.
+# Row (E) of Table 3 replaces the sinusoids with a learned table: one trainable vector for each
+# position. We train a small model with a learned table for a few steps on English and German number
+# words, and then examine the encoder's table. The training loop is short, because a training step
+# is a pure function of the state and a batch.
 
 # %%
 from transformer_jax import Config, build_transformer
@@ -296,11 +297,11 @@ plt.show()
 # %% [markdown]
 # Each panel compares all rows of one table with each other. The sinusoids have the diagonal stripes
 # shown above. Before training, a learned table has no structure: different rows are almost
-# orthogonal. Training creates structure that reflects the data. In this example, it creates blocks:
-# the vectors of positions that play the same role in many sentences, such as the thousands in the
-# first and second numbers, become similar to each other. These blocks are specific to this text.
-# Nothing forces the values on a diagonal to be equal, so what the model learns at one position does
-# not transfer to another.
+# orthogonal. Training creates structure that reflects the data. In this example, the structure
+# consists of blocks: the vectors of positions that play the same role in many sentences, such as
+# the thousands in the first and second numbers, become similar to each other. These blocks are
+# specific to the training text. Nothing forces the values on a diagonal to be equal, so what the
+# model learns at one position does not transfer to another.
 #
 # The lower-right part of the third panel still looks like the second panel. The next figure shows
 # why.
@@ -322,18 +323,18 @@ print("rows without training sentences are unchanged:", (after[never:] == before
 plt.show()
 
 # %% [markdown]
-# A row changes only if a training sentence is long enough to reach its position. The rows in the
-# gray region are bit-identical to their initial values, which are random vectors. A longer sentence
-# at test time would use these vectors.
+# A row of the table changes only if a training sentence is long enough to reach its position. The
+# rows in the gray region are bit-identical to their initial values, which are random vectors. At
+# test time, a sentence that is longer than all training sentences would use these random vectors.
 #
 # ## Beyond the training length
 #
 # The authors chose sinusoids "because it may allow the model to extrapolate to sequence lengths
 # longer than the ones encountered during training." The paper does not test this claim, but the
-# positions study in this repository does. Its models train on lines of at most $L = 30$ tokens and
-# are scored on lines of up to 120. The lines contain spelled-out numbers. We plot the study's
-# committed results, with three seeds for each scheme. `docs/positions.md` describes the study and
-# its statistics.
+# positions study in this repository does. The study trains models on lines of at most $L = 30$
+# tokens and scores them on lines of up to 120 tokens. The lines contain spelled-out numbers. We
+# plot the results of the study, which are stored in this repository, with three seeds for each
+# scheme. `docs/positions.md` describes the study and its statistics.
 
 # %%
 results = defaultdict(list)
@@ -363,26 +364,29 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# The gray region contains the lengths beyond $L$, which do not occur in training. The colored bands
+# The gray region marks the lengths beyond $L$, which do not occur in training. The colored bands
 # show the range over the three seeds. Compare different schemes at the same length, but do not
 # compare different lengths for the same scheme, because the sentences at each length are different.
 #
-# Up to $L$, all three schemes that encode positions translate nearly every line. Beyond $L$,
-# sinusoids have a lower perplexity than the learned table, whose rows beyond $L$ are random
-# vectors. Sinusoids do not extrapolate far, however: from $L$ to $1.5L$, they get only 15% of the
-# lines right, and they get none of the longer lines right. The formula defines a vector for every
-# position, but the *model* has never seen these vectors. Rotary positions, a later scheme that
-# makes attention depend on the offset, are better from $L$ to $1.5L$. Beyond $2L$, the model
-# without any positions has the lowest perplexity, probably because unfamiliar positions cannot
-# mislead it. At lengths up to $L$, it is the worst model. These results are for one text. On
-# captions, from $L$ to $2L$, sinusoids also have a significantly lower perplexity than the learned
-# table, but rotary positions do not have a significantly lower perplexity than sinusoids.
+# At lengths up to $L$, all three models that encode positions translate nearly every line
+# correctly. Beyond $L$, sinusoids give a lower perplexity than the learned table, whose rows beyond
+# $L$ are random vectors. Sinusoids do not extrapolate far, however: with sinusoids, the model
+# translates only 15% of the lines from $L$ to $1.5L$ correctly, and none of the longer lines. The
+# formula for sinusoids defines a vector for every position, but the *model* has never seen the
+# vectors beyond position $L$. Rotary positions, a later scheme that makes attention depend on the
+# offset, give better results from $L$ to $1.5L$. Beyond $2L$, the model without positional
+# encodings has the lowest perplexity, probably because unfamiliar positions cannot mislead it. At
+# lengths up to $L$, the model without positional encodings is the worst. These results are for a
+# single text. On image captions from $L$ to $2L$, sinusoids also give a significantly lower
+# perplexity than the learned table, but rotary positions do not give a significantly lower
+# perplexity than sinusoids.
 #
 # ## Exercises
 #
-# 1. Replace 10000 with 100 in the sinusoids. Which positions become hard to distinguish?
+# 1. Replace 10000 with 100 in the formula for sinusoids. Which positions become hard to
+#    distinguish?
 # 2. Put all sines before all cosines, as in the authors' code (the `concatenated_sinusoidal`
 #    position scheme). Which figures in this notebook change?
 # 3. Train the learned table with `learned_positions_init="sinusoids"`. Does training preserve the
-#    diagonals?
-# 4. Train with `max_numbers_per_line=3`. Which rows of the table change now?
+#    diagonal stripes?
+# 4. Train with `max_numbers_per_line=3`. Which rows of the learned table change now?

@@ -13,9 +13,9 @@
 # - how to mask a head, and how to measure which heads matter;
 # - what attention weights do *not* show.
 #
-# The task is to translate numbers from English words to German words. The task is small enough to
-# learn in a few hundred steps, and its word order poses a real problem: "thirty-one" is
-# "einunddreißig", which is "one-and-thirty".
+# The task is to translate written-out numbers from English to German. The task is small enough to
+# learn in a few hundred steps, but the word order is a real challenge: "thirty-one" in German is
+# "einunddreißig", literally "one-and-thirty".
 
 # %%
 # If the package is missing, as in Colab, install it with the dependency versions that the tests
@@ -24,7 +24,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the path of your clone.
+REPOSITORY = ".."  # In Colab, enter the path of your clone here.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -52,9 +52,9 @@ os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 # ## Train a model
 #
 # First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
-# All numbers have six digits. Both the last two digits and the two digits before "thousand" form
-# numbers that are at least 21 and not multiples of ten. All lines therefore have the same
-# structure, which makes the figures easy to compare.
+# All numbers have six digits. Both the last two digits and the two digits before "thousand" form a
+# number that is at least 21 and not a multiple of ten. All lines therefore have the same structure,
+# which makes the figures easy to compare.
 
 
 # %%
@@ -119,8 +119,8 @@ run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
 # The loss cannot reach zero, because label smoothing spreads part of the target probability over
-# all tokens. The perplexity on the development set is computed without smoothing. It approaches 1,
-# so the model is nearly certain of the correct token.
+# all tokens. The perplexity on the development set is computed without smoothing. This perplexity
+# approaches 1, so the model is nearly certain of the correct token.
 
 # %%
 source = "two hundred and thirty-one thousand, four hundred and sixty-five"
@@ -145,19 +145,20 @@ print("target:", *attention.target_tokens)
 #
 # ## Figure 3: all heads of a layer
 #
-# The next cell shows the interactive view. The left column contains the queries, and the right
-# column contains the keys. A line joins a query to a key: its color represents the head, and its
-# opacity represents the weight. Hover over a word to see only its lines. The controls select the
-# layer, the kind of attention, and the heads. (GitHub does not show interactive outputs. Open the
-# notebook in Jupyter, or write the page to a file with `attention.save("attention.html")`.)
+# The next cell shows an interactive view of the attention weights. The left column contains the
+# queries, and the right column contains the keys. A line connects a query to a key: its color
+# represents the head, and its opacity represents the weight. Hover over a word to see only its
+# lines. The controls select the layer, the kind of attention, and the heads. (GitHub does not show
+# interactive outputs. Open the notebook in Jupyter, or write the page to a file with
+# `attention.save("attention.html")`.)
 
 # %%
 attention.show(kind="encoder", layer=-1)
 
 # %% [markdown]
-# The paper's figure 3 follows one word, "making", in layer 5 of 6. We follow the token "thirty" in
-# the last layer of the encoder. The `picture` function creates the same static figure that
-# `attention.save("x.svg")` writes.
+# The paper's figure 3 shows what one word, "making", attends to in layer 5 of 6. We show what the
+# token "thirty" attends to in the last layer of the encoder. The `picture` function creates the
+# same static figure that `attention.save("x.svg")` writes.
 
 # %%
 from transformer_jax.visualization.attention_figures import draw_attention
@@ -165,7 +166,7 @@ from transformer_jax.visualization.attention_views import Selection
 
 
 def picture(**selection):
-    """Draw a selection of the attention weights; the arguments are those of `attention.show`."""
+    """Draw the selected attention weights; the arguments are the same as for `attention.show`."""
     return draw_attention(attention.maps, Selection(**selection))
 
 
@@ -178,19 +179,19 @@ picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 #
 # ## Figure 4: one relation
 #
-# Figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns, but it
-# contains a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder must
-# skip "thirty", find "one", and then return. We look at cross-attention in the last layer while the
-# decoder predicts "ein", the German word for "one".
+# The paper's figure 4 shows two heads that resolve the pronoun "its". Our sentence has no pronouns,
+# but it contains a comparable relation. To translate "thirty-one" as "einunddreißig", the decoder
+# must skip "thirty", find "one", and then return to "thirty". We look at cross-attention in the
+# last layer while the decoder predicts "ein", the German word for "one".
 
 # %%
 ein = attention.target_tokens.index("ein")
 picture(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
-# Does a head attend to the ones digit in general, or only in this sentence? We measure the same
-# weight in 20 test sentences. When the decoder predicts a digit in the ones place, which is the
-# token before "und...", we record the weight on the source word after the hyphen.
+# Does a head attend to the ones digit in general, or only in this one sentence? We measure the
+# attention weight on the ones digit in 20 test sentences. When the decoder predicts a ones digit
+# (the token before "und..."), we record the weight on the source word after the hyphen.
 
 # %%
 found = []
@@ -204,7 +205,7 @@ mean_weights = np.mean(found, axis=0)  # (layers, heads)
 
 
 def draw_heads(axes, values, title, *, digits, largest=None):
-    """Draw one number for each layer and head."""
+    """Draw a heat map with one number for each layer and head."""
     largest = largest or values.max()
     axes.imshow(values, cmap="Blues", vmin=0, vmax=largest)
     for (i, j), value in np.ndenumerate(values):
@@ -222,17 +223,17 @@ draw_heads(
 plt.show()
 
 # %% [markdown]
-# A value near 1 means that the head nearly always attends to the right word. In the stored output,
-# only heads in the second layer have such values, because the decoder first has to compute which
-# digit comes next. The random seed determines which heads and layers attend to this word, because
-# the heads of a layer are interchangeable before training.
+# A value near 1 means that the head nearly always attends to the correct source word. In the stored
+# output, only heads in the second layer have values near 1, because the decoder first has to
+# compute which digit comes next. The random seed determines which heads and layers attend to the
+# ones digit, because the heads of a layer are interchangeable before training.
 #
 # ## Figure 5: heads with different structure
 #
-# Figure 5 shows two heads of one layer with visibly different behavior. We describe each head with
-# two numbers: the mean distance between query and key, and the *entropy* of its weights. An entropy
-# of 0 bits means that one token has all the weight, and $\log_2 n$ bits mean that $n$ tokens have
-# equal weights.
+# The paper's figure 5 shows two heads of one layer with visibly different behavior. We describe
+# each head with two numbers: the mean distance between query and key, and the *entropy* of its
+# weights. An entropy of 0 bits means that one token has all the weight, and $\log_2 n$ bits mean
+# that $n$ tokens have equal weights.
 
 # %%
 positions = np.arange(len(tokens))
@@ -261,29 +262,30 @@ figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
 # %% [markdown]
-# *Left:* the most focused head. Most rows have one or two dark cells. If these cells form a line
-# parallel to the diagonal, the head attends to a position at a fixed distance, which is easy with
-# sinusoids (notebook 2). If they form a column, the head looks for a specific word. *Right:* the
-# least focused head, which averages over many tokens.
+# *Left:* for the most focused head, most rows have one or two dark cells. If the dark cells form a
+# line parallel to the diagonal, the head attends to a position at a fixed distance, which is easy
+# with sinusoids (notebook 2). If the dark cells form a column, the head looks for a specific word.
+# *Right:* the least focused head, which averages over many tokens.
 #
 # ## Cross-attention aligns the two languages
 #
-# The paper has no figure of cross-attention, but cross-attention is the easiest kind of attention
-# to interpret: each row shows which source tokens the decoder attends to while it predicts a target
-# token. The alignment view shows the weights of one layer, averaged over its heads.
+# The paper does not show cross-attention, but it is the easiest kind of attention to interpret:
+# each row shows which source tokens the decoder attends to while it predicts a target token. The
+# alignment view shows the weights of one layer, averaged over its heads.
 
 # %%
 picture(kind="cross", layer=-1, view="alignment")
 
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
-# form a line from the top left to the bottom right. They mostly follow this line. The exceptions
-# are the places where the order is reversed: the row for "ein" is dark at "one", and the row for
-# "unddreißig" is dark at "thirty", which comes earlier. The second pair, "fünf" and "undsechzig",
-# repeats the pattern. The other rows do not have to be sharp, because the encoder has already mixed
-# neighboring words: information about "thousand" is available at other positions, too.
+# form a line from the top left to the bottom right. Most of the dark cells are near this diagonal.
+# The exceptions are the places where the order is reversed: the row for "ein" is dark at "one", and
+# the row for "unddreißig" is dark at "thirty", which comes earlier. The second pair, "fünf" and
+# "undsechzig", shows the same reversal. In the other rows, attention does not need to focus on one
+# token, because the encoder has already mixed neighboring words: information about "thousand" is
+# available at other positions, too.
 #
-# The grid shows all heads of both layers.
+# The grid view shows the cross-attention of all heads in both layers.
 
 # %%
 picture(kind="cross", view="grid")
@@ -292,10 +294,10 @@ picture(kind="cross", view="grid")
 # ## Which heads matter?
 #
 # A head adds $\mathrm{head}_i W_i^O$ to the output of its sub-layer (notebook 1). If we set the
-# rows $W_i^O$ to zero, the head has no effect, and nothing else changes. `mask_heads` zeroes these
-# rows for each head that is False in a mask of shape (3 kinds, layers, heads). We first remove the
-# cross-attention head with the largest weight on the ones digit, and then all cross-attention heads
-# of its layer.
+# rows $W_i^O$ of the output matrix to zero, the head has no effect, and nothing else changes.
+# `mask_heads` sets these rows to zero for each head whose entry is False in a mask of shape (3
+# kinds, layers, heads). We first remove the cross-attention head with the largest weight on the
+# ones digit, and then all cross-attention heads of its layer.
 
 # %%
 layer, head = map(int, np.unravel_index(mean_weights.argmax(), mean_weights.shape))
@@ -308,13 +310,13 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
     print(name, masked.text)
 
 # %% [markdown]
-# In the stored output, the translation is still correct without that single head. Without any of
-# the layer's heads, the translation is still a well-formed German number, but the wrong one: the
+# In the stored output, the translation remains correct if only one head is masked. If all heads of
+# the layer are masked, the translation is still a well-formed German number, but the wrong one: the
 # decoder alone has learned how numbers are formed, and this layer supplies the digits.
 #
 # A single sentence does not prove much. `head_importance` masks each head in turn and computes the
-# loss on sentences from the development set. Then it removes one head after another, starting with
-# the least important, until the loss increases too much.
+# loss on sentences from the development set. The function then removes one head after another,
+# starting with the least important, until the loss increases too much.
 
 # %%
 importance = transformer_jax.head_importance(run, num_sentences=64)
@@ -326,30 +328,32 @@ importance.plot()
 # worse, whereas other heads can compensate for the removal of a white head. *Bottom:* the loss as
 # more and more heads are removed. In the stored output, the cross-attention heads in the second
 # layer and some of the decoder's self-attention heads matter most, but the encoder's heads hardly
-# matter: this text can be translated with almost no context for each source token.
+# matter: each source token in this text can be translated almost without context.
 #
 # Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows
 # that *training* with one head gives worse results than training with eight.
 #
-# Compare this map with the figures above. Some of the encoder's heads have clear patterns but
-# hardly matter. A clear pattern does not mean that a head is important.
+# Compare this map of head importance with the figures above. Some of the encoder's heads have clear
+# patterns but hardly matter. A clear pattern does not mean that a head is important.
 #
 # ## What attention weights do not show
 #
 # - A weight shows *where* a head reads, not *what* it reads. The value vectors and $W^O$ determine
-#   what it reads, and a large weight on a value near zero has no effect.
+#   what the head reads, and a large weight on a value near zero has almost no effect.
 # - From the second layer on, the vector at a position no longer represents only its own word. In
-#   these layers, "the head attends to *one*" means that it attends to the *position* of "one".
+#   later layers, "the head attends to *one*" means that it attends to the *position* of "one".
 # - The residual connection bypasses attention. A token can keep its information without attending
 #   to itself.
 #
-# To find out what the model uses, change something and measure the effect, as `head_importance`
-# does. Notebook 5 builds on this idea.
+# To find out which information the model uses, change something and measure the effect, as
+# `head_importance` does. Notebook 5 uses the same method.
 #
 # ## Exercises
 #
 # 1. Train with a different `seed`. Which heads attend to the ones digit now?
 # 2. Draw `kind="decoder"`. Why is one half of every map empty?
-# 3. Train with `num_heads=1, d_k=64, d_v=64`, as in row (A) of Table 3. What does its only head do?
-# 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows change?
+# 3. Train with `num_heads=1, d_k=64, d_v=64`, as in row (A) of Table 3. What does the only head of
+#    each layer do?
+# 4. Pass a wrong translation as the second argument of `run.attention`. How do the rows of the
+#    alignment change?

@@ -2,7 +2,8 @@
 # # 4. Ablations
 #
 # Table 3 of the paper changes one property of the base model at a time and measures the effect.
-# This notebook reads a sweep's report and examines what it shows and what it does not show.
+# This notebook reads the report of a sweep and examines which conclusions the report supports and
+# which it does not.
 #
 # **What you learn**
 #
@@ -19,7 +20,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the path of your clone.
+REPOSITORY = ".."  # In Colab, enter the path of your clone here.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -44,7 +45,7 @@ RESULTS = Path(REPOSITORY, "experiments/results").resolve()
 # %% [markdown]
 # ## A row is a difference
 #
-# The `table3` config contains all rows of Table 3, with the paper's results as data. Each row
+# The `table3` config contains all rows of Table 3, together with the paper's results. Each row
 # specifies only the fields that it changes.
 
 # %%
@@ -63,9 +64,9 @@ for name, row in rows.items():
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
 # GPUs. The repository contains a report on a small version of this sweep, which ran on two CPU
-# cores. It has the same rows, but each model has 1/8 of the width and was trained for 400 steps on
-# number words. For the commands, see `docs/ablations.md`. We read the report's `runs.csv`, which
-# contains one line per run.
+# cores. The small sweep has the same rows, but each model is 1/8 as wide and was trained for 400
+# steps on number words. For the commands, see `docs/ablations.md`. We read the report's `runs.csv`,
+# which contains one line per run.
 
 # %%
 seeds = defaultdict(list)
@@ -109,13 +110,13 @@ print(f"{n} seeds: standard deviation {pooled:.2f}, threshold {threshold:.2f} in
 print(f"a row must change the perplexity by a factor of {np.exp(threshold):.2f} or more")
 
 # %% [markdown]
-# This threshold is valid for *one* comparison. Nineteen comparisons with the same base need a
+# This threshold is valid for *one* comparison. Nineteen comparisons with the same base model need a
 # larger threshold, because the probability of at least one false alarm grows with the number of
 # comparisons. For this reason, the report uses Dunnett's intervals (`docs/statistics.md`).
 #
 # Next, we compare the results with the paper. Absolute perplexities on different texts are not
-# comparable, but the *direction* of a change is: if the paper found that a row is better than base,
-# is it also better here?
+# comparable, but the *direction* of a change is: if the paper found that a row is better than the
+# base model, is that row also better here?
 
 # %%
 ours = {name: values.mean() - logs["base"].mean() for name, values in logs.items()}
@@ -138,35 +139,35 @@ axes.set_title("dot: same sign as in the paper; cross: other sign; gray: noise",
 plt.show()
 
 # %% [markdown]
-# Rows to the right of the vertical line are worse than base in the paper, and rows above the
-# horizontal line are worse than base here. If the small sweep reproduced the paper, all points
-# would be in the upper-right and lower-left quadrants. About half of the points are in the other
-# two quadrants.
+# Rows to the right of the vertical line are worse than the base model in the paper, and rows above
+# the horizontal line are worse than the base model here. If the small sweep reproduced the paper,
+# all points would be in the upper-right and lower-left quadrants. About half of the points are in
+# the other two quadrants.
 #
 # Does the sweep refute the paper? No, and the rows outside the gray band show why:
 #
 # - **C3, D2, and big are far worse than base here.** In the paper, C3 and big are better than base,
-#   and D2 is about equal to it. A run of 400 steps ends before a deeper, wider, or more strongly
-#   regularized model has learned the task. The paper trains base for 100,000 steps, which is long
-#   enough for capacity and regularization to matter.
+#   and D2 is about as good. A run of 400 steps ends before a deeper, wider, or more strongly
+#   regularized model has learned the task. The paper trains the base model for 100,000 steps, which
+#   is long enough for capacity and regularization to matter.
 # - **B1 is worse than base here and in the paper.**
-# - **C4 and C7 are each far from base because of a single seed.** In the first figure, each of
-#   these rows has two dots that are far apart.
+# - **C4 and C7 each differ greatly from base because of a single seed.** In the first figure, each
+#   of these rows has two dots that are far apart.
 # - **C1, C2, D1, and E are slightly better than base, but they lie inside the gray band.** This
-#   sweep does not show whether they differ from base. For E, `docs/positions.md` describes control
-#   experiments.
+#   sweep does not show whether they differ from base. For row E, `docs/positions.md` describes
+#   control experiments.
 #
 # With longer runs, the table would look different. A sweep answers the question "Which row is
-# better *with this budget*?" If the budget is too small, that is the wrong question. Always look at
-# the curves: if the loss is still falling at the end, the sweep ranks the rows by how fast they
-# learn.
+# better *with this budget*?", which is the wrong question if the budget is too small. Always look
+# at the training curves: if the loss is still falling at the end, the sweep ranks the rows by how
+# fast they learn.
 #
 # ## Learned versus sinusoidal positions
 #
 # Row (E) is the paper's only test of its positional encoding. The authors "observe nearly identical
-# results to the base model" (both have a perplexity of 4.92). The positions study in this
-# repository uses three seeds on each of three texts. We compare the two schemes on sentences *just
-# within* the training length and on sentences *just beyond* it.
+# results to the base model" (both rows have a perplexity of 4.92). The positions study in this
+# repository uses three seeds on each of three texts. We compare learned and sinusoidal positions on
+# sentences *just within* the training length and on sentences *just beyond* it.
 
 # %%
 studies = {"number words": 30, "short numbers": 30, "multi30k": 14}
@@ -198,14 +199,14 @@ axes.set_title("left: learned is better; right: sinusoids are better", fontsize=
 plt.show()
 
 # %% [markdown]
-# An interval that contains 0 is inconclusive. Just within the training length, the perplexity of
-# sinusoids is 0.7% lower on the short numbers. On the number words and the Multi30k captions, the
-# differences (0.6% and 1.2%) are inconclusive, which is consistent with the paper's "nearly
-# identical results". Just beyond the training length, sinusoids are much better on the short
-# numbers and on the captions; the results on the number words are inconclusive. Notebook 2 shows
-# one possible reason: the learned table's rows for those positions are untrained. The intervals are
-# not corrected for multiple comparisons. The models were trained for 2,400 steps (numbers) and
-# 3,000 steps (captions).
+# An interval that contains 0 is inconclusive. On short numbers just within the training length,
+# sinusoids give a perplexity that is 0.7% lower than that of learned positions. On the number words
+# and the Multi30k captions, the differences (0.6% and 1.2%) are inconclusive, which is consistent
+# with the paper's "nearly identical results". Just beyond the training length, sinusoids are much
+# better on the short numbers and on the captions; the results on the number words are inconclusive.
+# Notebook 2 shows one possible reason: the rows of the learned table beyond the training length are
+# untrained. The intervals are not corrected for multiple comparisons. The models were trained for
+# 2,400 steps (numbers) and 3,000 steps (captions).
 #
 # ## Compare your own runs
 #
@@ -275,8 +276,8 @@ comparison
 comparison.plot("dev/perplexity")
 
 # %% [markdown]
-# Each line is the mean of two seeds, and its band extends from one seed to the other. After so few
-# steps, the curves show only how fast the models begin to learn.
+# Each line shows the mean of two seeds, and its band extends from one seed to the other. After so
+# few steps, the curves show only how fast the models begin to learn.
 #
 # ## A checklist for ablations
 #
@@ -284,15 +285,19 @@ comparison.plot("dev/perplexity")
 #    effects.
 # 2. Keep everything else equal: the data, the number of steps, and, if the claim is about quality,
 #    the number of parameters.
-# 3. Train *every* row, including base, with several seeds, and show the results of all seeds.
+# 3. Train *every* row, including the base row, with several seeds, and show the results of all
+#    seeds.
 # 4. *Before* you look at the ranking, compute the smallest difference that the variation between
 #    seeds does not explain.
-# 5. Look at the curves: before convergence, a ranking shows only how fast the rows learn.
-# 6. Compare differences, not scores, with the paper, because the texts and the vocabularies differ.
+# 5. Look at the training curves: before convergence, a ranking shows only how fast the models
+#    learn.
+# 6. Compare differences between rows, not scores, with the paper, because the texts and the
+#    vocabularies differ.
 #
 # ## Exercises
 #
 # 1. How many seeds do you need to reduce the threshold to a factor of 1.1?
-# 2. Analyze `table3-multi30k/runs.csv`, which contains a sweep on real captions. Which of its rows
-#    contradict the paper? Compare your answer with the verdicts in `table.md` in the same folder.
+# 2. Analyze `table3-multi30k/runs.csv`, which contains the results of a sweep on image captions.
+#    Which rows in this file contradict the paper? Compare your answer with the verdicts in
+#    `table.md` in the same folder.
 # 3. Define another row in a config file, and train it with `transformer-jax sweep`.

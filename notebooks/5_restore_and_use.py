@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 5. Restore and use
 #
-# A run is a folder. It contains the config, the vocabulary, and the checkpoints. Loading a run does
-# not execute any code from the folder. This notebook trains a run on several devices and restores
-# it on a different number of devices. It then translates with the run and examines how the model
-# works.
+# A run is a folder that contains the config, the vocabulary, and the checkpoints. Loading a run
+# does not execute any code from the folder. This notebook trains a model on several devices and
+# restores it on a different number of devices. The notebook then translates with the model and
+# examines how the model works.
 #
 # **What you learn**
 #
@@ -21,7 +21,7 @@ import importlib.util
 import subprocess
 import sys
 
-REPOSITORY = ".."  # In Colab, set this to the path of your clone.
+REPOSITORY = ".."  # In Colab, enter the path of your clone here.
 if importlib.util.find_spec("transformer_jax") is None:
     pins = ["--constraint", f"{REPOSITORY}/constraints.txt"]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *pins, REPOSITORY], check=True)
@@ -116,8 +116,8 @@ print(num_checkpoints, "checkpoints")
 # ## Restore on one device
 #
 # `load` verifies the checkpoint's checksums, checks its shapes, and then loads the arrays onto
-# JAX's default device. The number and kind of devices that the run was trained on do not matter.
-# `load` also works with a read-only copy of a run.
+# JAX's default device. It does not matter how many devices, or what kind, were used to train the
+# run. `load` also works with a read-only copy of a run.
 
 # %%
 run = transformer_jax.load("runs/numbers")
@@ -126,7 +126,7 @@ print(f"trained on {len(jax.devices())} devices, restored on {len(devices)}")
 run
 
 # %% [markdown]
-# A notebook displays a summary of a run: its size, its scores, and its differences from the base
+# A notebook displays a run as a summary of its size, its scores, and its differences from the base
 # model. `load` can also average checkpoints, as the paper does for Table 2: "we used a single model
 # obtained by averaging the last 5 checkpoints" (section 6.1).
 
@@ -152,8 +152,9 @@ print("the same translations on 1 and 4 devices:", on_one == on_four)
 # %% [markdown]
 # ## Translate
 #
-# `translate` accepts any number of lines and returns their translations in the same order. Keyword
-# arguments change the search, for example, to use a larger beam or a different length penalty.
+# `translate` accepts any number of lines and returns their translations in the same order. Use
+# keyword arguments to customize the search, for example, with a larger beam or a different length
+# penalty.
 
 # %%
 for line, german in zip(lines[:3], run.translate(lines[:3])):
@@ -166,17 +167,17 @@ for line in (lines[0], "two hundred and thirty-one thousand"):
         print(f"{hypothesis.score:8.3f}  {hypothesis.text}")
 
 # %% [markdown]
-# The score is the log-probability divided by the length penalty (section 6.1). For the first line,
-# the best translation has a far higher score than the second best, so the model is certain. The
-# second line is shorter than all training lines. The model has never seen such a short line, so it
-# invents the last three digits instead of stopping early. The scores are low and close to each
-# other, which shows that the model is guessing.
+# The score of a translation is its log-probability divided by the length penalty (section 6.1). For
+# the first line, the best translation has a far higher score than the second best, so the model is
+# certain. The second line is shorter than all training lines. The model has never seen such a short
+# line, so it invents the last three digits instead of stopping early. The scores of its two
+# translations are low and close to each other, which shows that the model is guessing.
 #
 # ## Parameters
 #
-# `run.params` is a nested dictionary of arrays. Its keys are based on the names in figure 1.
-# `treescope.display(run.params)` shows it as a foldable tree with a small image of each array. Flax
-# installs treescope.
+# `run.params` is a nested dictionary of arrays. The keys of this dictionary are based on the names
+# in figure 1 of the paper. `treescope.display(run.params)` shows the parameters as a foldable tree
+# with a small image of each array. Flax installs treescope.
 
 # %%
 for path, array in jax.tree_util.tree_leaves_with_path(run.params):
@@ -185,7 +186,7 @@ for path, array in jax.tree_util.tree_leaves_with_path(run.params):
 
 # %% [markdown]
 # The embedding is a table of vectors. Tokens that the model treats alike have similar vectors. We
-# compare the vectors of the English words for the digits with those of the German words.
+# compare the embeddings of the English and the German words for the digits.
 
 # %%
 english = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -208,10 +209,10 @@ figure.colorbar(image, label="cosine of the embeddings")
 plt.show()
 
 # %% [markdown]
-# Source and target share one matrix (section 3.4), but nothing forces "two" and "zwei" to have
-# similar vectors, because the encoder and the decoder can translate between words whose vectors
-# differ. A dark diagonal would mean that the embedding aligns the languages. The stored output does
-# not have a dark diagonal.
+# Source and target share one embedding matrix (section 3.4), but nothing forces "two" and "zwei" to
+# have similar vectors, because the encoder and the decoder can translate between words whose
+# vectors differ. A dark diagonal would mean that the embedding aligns the languages. The stored
+# output does not have a dark diagonal.
 #
 # ## Attention
 
@@ -227,10 +228,10 @@ draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 #
 # ## Edit the positional encoding
 #
-# How does the trained model use positions? To answer such questions, we change one thing and
-# measure the loss. The positional encoding is a module with a single method, `encode`, and its
-# class is an argument of the model. A subclass can therefore change the encoding in two lines of
-# code, without changing the trained parameters.
+# How does the trained model use positions? To answer such questions, we change one part of the
+# model and measure the loss. The positional encoding is a module whose `encode` method computes the
+# vectors, and the class of this module is an argument of the model. A subclass can therefore change
+# the encoding in two lines of code, without changing the trained parameters.
 
 # %%
 from transformer_jax.model.build import choose_components
@@ -289,13 +290,13 @@ plt.show()
 
 # %% [markdown]
 # - *Shifted*: all positions move by the same offset, in both languages. If the model used only
-#   relative positions, the loss would not change. It grows slightly for an offset of 1 and
-#   considerably for an offset of 5, so the model also relies on absolute positions. This result is
-#   not surprising, because all lines have the same structure.
-# - *Half as large*: the vectors keep their direction but have less influence relative to the
-#   embeddings.
-# - *Reversed* and *no positions* show the value of word order. Without positions, the model can
-#   determine which words occur but not where each digit is. Wrong positions are worse than no
+#   relative positions, the loss would not change. The loss grows slightly for an offset of 1 and
+#   considerably for an offset of 5, so the model also relies on absolute positions. Absolute
+#   positions are informative here, because all lines have the same structure.
+# - *Half as large*: the positional vectors keep their direction but have less influence relative to
+#   the embeddings.
+# - *Reversed* and *no positions* show the importance of word order. Without positions, the model
+#   can determine which words occur but not where each digit is. Wrong positions are worse than no
 #   positions.
 #
 # ## Probe an intermediate state
@@ -356,23 +357,23 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
-# *Before the layer*, only the position of the last digit itself (the token before the end token)
-# contains this information. At all other positions, the probe's accuracy is at chance level. *After
-# the layer*, other positions also contain the digit, because attention has copied it there. In the
-# stored output, the probe predicts the last digit perfectly from either hyphen. A hyphen is the
-# same token in every line, so its vector has room for other information, such as the digit that
-# German puts before the tens. The decoder reads the digit from these hyphens: in the alignment
-# above, the row for the last digit is dark at both hyphens, not only at the digit itself. (The
-# labels below the axis are the tokens of the first sentence. The other sentences have different
-# digits at the same positions.)
+# *Before the layer*, only the vector of the last digit itself (the token before the end token)
+# contains this digit. At all other positions, the probe's accuracy is at chance level. *After the
+# layer*, the vectors at other positions also contain the digit, because attention has copied it
+# there. In the stored output, the probe predicts the last digit perfectly from the vector of either
+# hyphen. A hyphen is the same token in every line, so its vector has room for other information,
+# such as the digit that German puts before the tens. The decoder reads the digit from these
+# hyphens: in the alignment above, the row for the last digit is dark at both hyphens, not only at
+# the digit itself. (The labels below the axis are the tokens of the first sentence. The other
+# sentences have different digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
 # uses the information, change the information and measure the effect, as above.
 #
 # ## Exercises
 #
-# 1. Probe for the *first* digit instead. Which positions contain it?
-# 2. Edit the positions only in the encoder, not in the decoder. (Both use the same class for
-#    `add_positions`. Look at how `Transformer.setup` uses it.)
+# 1. Probe for the *first* digit instead. Which positions contain this digit?
+# 2. Edit the positions only in the encoder, not in the decoder. (The encoder and the decoder use
+#    the same class for `add_positions`. Look at how `Transformer.setup` uses this class.)
 # 3. Load the run with `average_checkpoints=4`. Is the loss on the test set lower?
 # 4. Copy the `runs/numbers` folder to another machine, and load it there.

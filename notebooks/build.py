@@ -3,8 +3,8 @@
     make notebooks
     python notebooks/build.py 1_the_model
 
-The scripts are the source: edit them, not the notebooks. Arguments select scripts by name. The
-`notebooks` dependency group lists the required packages.
+Edit the scripts, not the generated notebooks. To build only some notebooks, name their scripts as
+arguments. The `notebooks` dependency group lists the required packages.
 """
 
 import sys
@@ -48,11 +48,11 @@ def execute(notebook: "NotebookNode") -> None:
         notebook,
         timeout=TIMEOUT,
         resources={"metadata": {"path": str(FOLDER)}},
-        # Do not store the cells' execution times or how their outputs were split into messages.
+        # Do not store execution times, and merge outputs that were split into several messages.
         record_timing=False,
         coalesce_streams=True,
     ).execute()
-    # The kernel adds its version, so restore the original metadata.
+    # The kernel adds its version to the metadata, so restore the original metadata.
     notebook.metadata = METADATA
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):

@@ -63,8 +63,8 @@ def find_largest_batch(
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit in memory.
 
     The bisection stops within 5% of the exact value, or within lcm(`ROW_MULTIPLE`, `num_devices`)
-    rows if that is more. It never tries more than `MAX_BATCH_TOKENS` tokens. Return the number of tokens and the compiled program, or None if even the
-    smallest batch does not fit.
+    rows if that is more. It never tries more than `MAX_BATCH_TOKENS` tokens. Return the number of
+    tokens and the compiled program, or None if even the smallest batch does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

@@ -67,8 +67,9 @@ def translate_batch(
         "max_length": max_length,
         "start": start,
         "eos": EOS,
-        # Hugging Face's converter adds PAD, the start token, to an opus-mt model after training,
-        # so PAD's logit is untrained. Other models have learned that PAD is never a target.
+        # A model that starts with PAD must not generate PAD. In converted opus-mt models, PAD was
+        # added after training, so its logit is untrained. All other models have learned not to
+        # generate PAD.
         "suppress_tokens": (PAD,) if start == PAD else (),
     }
     if beam_size == 1:

@@ -38,7 +38,10 @@ class Positions(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The projected inputs of all heads, grouped so that a variant can replace single arrays."""
+    """What all heads attend with: projections, a mask, and positions.
+
+    A variant of `MultiHeadAttention.attend_heads` can replace single fields.
+    """
 
     query: Float[Array, "B T H K"]
     key: Float[Array, "B S H K"]

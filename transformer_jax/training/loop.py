@@ -17,6 +17,7 @@ from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training.actions import DueActions
 from transformer_jax.training.checkpointing import Checkpointer
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
@@ -25,7 +26,7 @@ from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.training.step import TrainState, TrainStep
-from transformer_jax.training.throughput import Meter
+from transformer_jax.training.throughput import Meter, Sums
 from transformer_jax.training.tracing import StepTracer
 
 # A run ends after this many consecutive steps with a non-finite loss or gradient.
@@ -147,7 +148,8 @@ def _run_steps(
             _check_divergence(run, step - meter.LAG, num_skipped)
             heartbeat.beat(step)
             writer.advance(step)
-            # Read the signal once. The next step handles a signal that arrives after this line.
+            # Read `shutdown.signal` only once per step. If a signal arrives later, the next step
+            # handles it.
             vote = consensus.vote(step, shutdown.signal or 0, checkpointer.needs_recovery_save())
             due = schedule.after(step, vote, checkpointer.last_step)
             if due.waits_for_step:
@@ -158,12 +160,7 @@ def _run_steps(
                 writer.report(step, "train", _read_metrics(meter, config, step))
             if due.save:
                 with meter.paused():
-                    heartbeat.busy("evaluating or saving")
-                    score = None
-                    if due.evaluate:
-                        score = evaluator.evaluate(state, step, translate=due.translate)
-                    # Only scheduled checkpoints have a score (see `actions`).
-                    checkpointer.save(step, state, pending, score if due.is_scheduled else None)
+                    _evaluate_and_save(due, step, state, pending, evaluator, checkpointer)
             if due.interrupt:
                 checkpointer.wait()
                 if train_step.is_compiling_ahead():
@@ -175,6 +172,20 @@ def _run_steps(
                 count = config.train.patience
                 writer.say(f"early stopping: perplexity has not improved for {count} checkpoints")
                 break
+
+
+def _evaluate_and_save(
+    due: DueActions,
+    step: int,
+    state: TrainState,
+    pending: Sums,
+    evaluator: DevEvaluator,
+    checkpointer: Checkpointer,
+) -> None:
+    heartbeat.busy("evaluating or saving")
+    score = evaluator.evaluate(state, step, translate=due.translate) if due.evaluate else None
+    # Only scheduled checkpoints have a score (see `actions`).
+    checkpointer.save(step, state, pending, score if due.is_scheduled else None)
 
 
 def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:
