@@ -230,7 +230,7 @@ draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 #
 # How does the trained model use positions? To answer such questions, we change one part of the
 # model and measure the loss. The positional encoding is a module whose `encode` method computes the
-# vectors, and the class of this module is an argument of the model. A subclass can therefore change
+# vectors. The class of this module is an argument of the model. A subclass can therefore change
 # the encoding in two lines of code, without changing the trained parameters.
 
 # %%

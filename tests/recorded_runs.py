@@ -1,4 +1,4 @@
-"""Write the metrics and scores of a run without training it."""
+"""Write made-up metrics and scores for a run, without training a model."""
 
 import json
 import math

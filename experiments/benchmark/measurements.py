@@ -49,7 +49,7 @@ class Benchmark:
     reference: str | None = None
     """The worker with which the others are compared, or None if there is no such worker."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """The workers that have no results, and why."""
+    """The workers that returned no results, and the reason for each."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:

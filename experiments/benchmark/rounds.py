@@ -160,7 +160,7 @@ class WorkerProcess:
         """Run the given number of steps, wait for the sample, and store it in `samples`.
 
         Raises:
-            WorkerFailedError: the worker failed, or did not answer in time.
+            WorkerFailedError: the worker failed or did not respond in time.
         """
         self._send(str(steps))
         self.samples.append(Sample(**self._receive(seconds)))

@@ -118,12 +118,13 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
     """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
-    By Dunnett's method, a mean outside this range differs significantly from the first scheme's
-    mean, unless the scheme lacks some seeds or its scores vary much more between seeds than those
-    of the other schemes. In each bucket, the probability of one or more false claims is 5%. If runs
-    are missing, some schemes have wider intervals than others, and the range is as wide as the
-    widest interval. The range is None if there are fewer than two seeds, if scores do not vary, or
-    if the first scheme's scores vary much more between seeds than those of the other schemes.
+    By Dunnett's test, a scheme whose mean is outside this range differs significantly from the
+    first scheme. This does not hold for a scheme that lacks some seeds, or whose scores vary much
+    more between seeds than those of the other schemes. In each bucket, the probability of one or
+    more false claims is 5%. If runs are missing, some schemes have wider intervals than others, and
+    the range is as wide as the widest interval. The range is None if there are fewer than two
+    seeds, if scores do not vary, or if the first scheme's scores vary much more between seeds than
+    those of the other schemes.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):

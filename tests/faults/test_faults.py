@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
         path = trainer.folder / f"killed-{num_kills}-{num_runs}"
         for _ in range(min(5, num_kills - num_killed)):
             pid = trainer.train(path)
-            # The random delays cover the time from process startup to the last training steps.
+            # The random delays range from process startup to the last training steps.
             time.sleep(rng.uniform(0, 6))
             os.kill(pid, signal.SIGKILL)
             num_killed += trainer.wait(pid) == -signal.SIGKILL
@@ -213,7 +213,8 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
         has_reported = "step " in trainer.read_log()
         step = newest_step(path)
         num_fruitless += has_reported and step <= step_before
-        # On a busy machine, a run takes longer to reach the first step, so wait longer next time.
+        # On a busy machine, a run takes longer to reach its first step. Wait longer before
+        # killing the next attempt.
         seconds *= 1 if has_reported else 1.5
         step_before = step
     assert step_before > 1

@@ -114,7 +114,7 @@ class PaddingCost:
         return [self._size(i[k], j[k]) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
-        """Replace every bucket except the first with its best alternative.
+        """Replace each bucket except the first with the bucket that minimizes the cost.
 
         Repeat these replacements until the cost stops falling.
         """

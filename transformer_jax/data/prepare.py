@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
         """Return the source and target lines of a dev or test split, which must be in `report`."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
-        # Only "\n" ends a line; `splitlines` would also split at U+2028 and other symbols.
+        # Only "\n" ends a line; `splitlines` would also split at other characters, such as U+2028.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 

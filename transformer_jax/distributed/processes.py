@@ -30,8 +30,8 @@ T = TypeVar("T")
 # Python cannot handle signals while JAX waits in C++, so longer waits are split into waits of this
 # length.
 POLL_MILLISECONDS = 2000
-# If a machine disappears, JAX ends the run after this many seconds. `FailurePropagation` usually
-# ends the run earlier.
+# If a machine becomes unreachable, JAX ends the run after this many seconds. `FailurePropagation`
+# usually ends the run earlier.
 HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
@@ -119,7 +119,7 @@ class Vote(NamedTuple):
 
 
 class StepConsensus:
-    """A nonblocking vote among the processes after each step.
+    """A nonblocking vote on signals and recovery saves among the processes after each step.
 
     After each step, the devices compute the maximum of all votes. Every process reads the result
     `DELAY` steps later; by then, the result is ready. With a single process, a vote takes effect

@@ -53,7 +53,7 @@ class HeadImportance:
 
     @property
     def order(self) -> list[Head]:
-        """All heads, starting with the one whose masking increases the loss the least."""
+        """All heads, sorted by the loss when only that head is masked, lowest loss first."""
         flat = np.argsort(self.masked_losses, axis=None, kind="stable")
         indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
         return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]

@@ -105,7 +105,7 @@ class EncoderLayer(nn.Module):
         self.self_attention_residual = components.residual(c, name="after_self_attention")
         self.feed_forward_residual = components.residual(c, name="after_feed_forward")
 
-    # `train` is not keyword-only, because `nn.remat` marks static arguments by their positions.
+    # `train` is not keyword-only, because `nn.remat` identifies static arguments by position.
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "#B 1 1 S"], train: bool = False
     ) -> Float[Array, "B S D"]:

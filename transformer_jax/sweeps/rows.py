@@ -11,7 +11,7 @@ from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
 
 Scale = Literal["full", "half", "small", "tiny"]
-# For each scale, the numbers by which the model's width and depth are divided.
+# For each scale, the divisors of the model's width and depth.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),

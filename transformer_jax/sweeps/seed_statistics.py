@@ -36,7 +36,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between two rows: one row's score minus the first row's score."""
+    """A row's score minus the score of the table's first row."""
 
     difference: float | None
     """The estimate, which is the center of `interval`, or None if either row has no score."""

@@ -1,4 +1,4 @@
-"""Test that devices sum each gradient once, and that the sums match those of one device."""
+"""Test that each gradient is summed over devices once, and matches a single device's gradient."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
