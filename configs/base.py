@@ -9,8 +9,8 @@ newstest2013 without checkpoint averaging. To reproduce Table 2, which averages 
 
 The first command downloads 1.7 GB through TensorFlow Datasets: Europarl v7, Common Crawl, and News
 Commentary v9, which contain 4.5 million sentence pairs in total. The development set is
-newstest2013, and the test set is newstest2014. With --data-from, the second command instead trains
-on the number words of the `tiny` config.
+newstest2013, and the test set is newstest2014. The second command uses --data-from to train on the
+text of the `tiny` config instead: numbers written as words.
 
 No model has been trained with this config yet.
 """

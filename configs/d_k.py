@@ -3,8 +3,8 @@
     transformer-jax params configs/d_k.py
     transformer-jax train configs/d_k.py:B1
 
-The paper's answer is yes: "a more sophisticated compatibility function than dot product may be
-beneficial". In these rows, the width of the values does not change.
+The paper's answer is yes: "reducing the attention key size d_k hurts model quality". In these rows,
+the width of the values does not change.
 """
 
 from configs.table3 import SWEEP as TABLE3

@@ -1,4 +1,4 @@
-"""Table 3, rows (A): how many heads are best at a constant amount of computation?
+"""Table 3, rows (A): how many heads work best for a fixed amount of computation?
 
     transformer-jax params configs/heads.py
     transformer-jax train configs/heads.py:A1

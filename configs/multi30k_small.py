@@ -1,11 +1,12 @@
-"""A small setup on Multi30k, for sweeps in which each run takes minutes on one CPU core.
+"""A small Multi30k setup for sweeps in which each run takes minutes on one CPU core.
 
     M=multi30k_small
     transformer-jax sweep table3 --data-from $M --train-from $M --decode-from $M --scale tiny
 
-Differs from the published recipe (multi30k): a smaller vocabulary, far fewer steps, and the paper's
-optimizer. The search is greedy, because beam search returns translations that are too short after
-so few training steps (see "When hypotheses may end" in experiments/LOG.md).
+Differs from the published recipe (multi30k): a smaller vocabulary, smaller batches, far fewer
+steps, the paper's optimizer, and neither early stopping nor checkpoint averaging. The search is
+greedy, because beam search returns translations that are too short after so few training steps (see
+"When hypotheses may end" in experiments/LOG.md).
 """
 
 from configs.multi30k import CONFIG as MULTI30K

@@ -9,8 +9,8 @@ docs/parsing.md. The paper reports an F1 of 91.3 on section 23. The `parsing_sma
 enough to train on two CPU cores.
 
 The paper states the number of layers, d_model, the vocabulary size, and the search settings. The
-authors chose the dropout rates and the learning rate on section 22 but do not report them, so this
-config uses the values in Tensor2Tensor's transformer_parsing_base. According to the paper, all
+authors tuned the dropout rates and the learning rate on section 22 but do not report them, so this
+config uses the values from Tensor2Tensor's transformer_parsing_base. According to the paper, all
 other settings match the base model.
 
 Differs from the paper: only the sentences use the vocabulary of 16,000 tokens. The trees have fewer

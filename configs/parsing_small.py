@@ -26,7 +26,7 @@ CONFIG = PARSING.change(
         "warmup_steps": 600,
         "learning_rate_scale": 0.6,
         "checkpoint_every": 500,
-        # Parsing the development set takes longer than the training between two checkpoints.
+        # Parsing the development set takes longer than the training steps between checkpoints.
         "bleu_every": 100,
         "log_every": 100,
     },

@@ -14,8 +14,9 @@ The decoder in the `additive` and `general` rows uses input feeding and follows 
 These two rows are named after their attention scores. The `conv` row is ConvS2S (Gehring et al.
 2017).
 
-Differs from the paper in the same ways as configs/table3_multi30k.py. The recurrent models clip the
-norm of the per-token gradient at 5, a looser limit than in Sutskever et al. and Luong et al.
+Differs from the paper in the same ways as configs/table3_multi30k.py. For the recurrent models, the
+norm of the per-token gradient is clipped at 5, a looser limit than in Sutskever et al. and Luong et
+al.
 """
 
 from configs.table3_multi30k import BASE, WARMUP_STEPS
@@ -38,7 +39,7 @@ def with_architecture(architecture: str, d_model: int, **model: object) -> Confi
 
 
 def recurrent(d_model: int, attention_score: str, *, input_feeding: bool = True) -> Config:
-    """Return the config for a recurrent model that clips its gradients."""
+    """Return the config for a recurrent model that is trained with gradient clipping."""
     fields = {"attention_score": attention_score, "rnn_input_feeding": input_feeding}
     return with_architecture("rnn", d_model, **fields).change(train={"clip_norm": 5.0})
 

@@ -8,8 +8,9 @@ quarter as large, d_ff is an eighth as large, and each stack has a third as many
 makes seven passes over the text. The peak learning rate is the best one from the sweep in
 configs/learning_rate.py.
 
-Differs from the paper in the model size, the text, and the learning rate. The search settings match
-Table 3: a beam size of 4, a length penalty with an alpha of 0.6, and no checkpoint averaging.
+Differs from the paper in the model size, the text, the batch size, the number of steps, and the
+learning rate. The search settings match Table 3: a beam size of 4, a length penalty with an alpha
+of 0.6, and no checkpoint averaging.
 """
 
 from configs.base import CONFIG as PAPER

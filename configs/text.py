@@ -13,7 +13,7 @@ CONFIG = Config().change(
     data={
         "corpus": "text",
         # The paper's vocabulary has 37,000 tokens for 4.5 million sentence pairs. For 100,000
-        # sentence pairs, 8,000 tokens are enough.
+        # sentence pairs, a vocabulary of 8,000 tokens is enough.
         "vocab_size": 16_000,
     },
     # For 100,000 sentence pairs, 50,000 steps are more than enough. Training stops early when the

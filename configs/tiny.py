@@ -1,4 +1,4 @@
-"""A small version of the paper's model, trained on number words in minutes on a laptop.
+"""A small version of the paper's model, which learns to translate number words within minutes.
 
     make demo
     transformer-jax train configs/tiny.py

@@ -5,7 +5,7 @@
     transformer-jax evaluate runs/wmt14_fr-big
 
 On newstest2014, the paper reports 38.1 BLEU for the base model and 41.8 BLEU for the big model. The
-base model is averaged over the last 5 checkpoints, and the big model over the last 20. The paper
+paper averages the last 5 checkpoints of the base model and the last 20 of the big model. The paper
 uses 36 million sentence pairs and a vocabulary of 32,000 tokens.
 
 Differs from the paper: the dataset in TensorFlow Datasets has 41 million sentence pairs (15 GB of

@@ -1,8 +1,8 @@
 """Hooks that MkDocs calls when it builds the documentation site.
 
 Pages link to repository files by relative paths (`../experiments/results/...`), which work on
-GitHub. The site contains copies of the linked files. The API reference has one page for each
-subpackage and one page for all modules outside subpackages. The site serves its own copy of
+GitHub. The site contains copies of the linked files. The API reference has one page for the
+public API, one for each subpackage, and one for all other modules. The site serves its own copy of
 mermaid.js, so its pages do not load anything from other hosts.
 """
 
@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Mark each command-line option so that the style sheet can keep it on one line."""
+    """Mark each short command-line option so that the style sheet can keep it on one line."""
     return OPTION.sub(r'<code class="option">\1</code>', html)
 
 

@@ -4,8 +4,8 @@
 
 This command exports the run to every format and loads each export in a program that reads the
 format. All programs use the same beam size, length penalty (length^0.6), and length limits. Each
-program ends a beam search by its own rule, so translations can differ between programs. No program
-always finds the best translation. To make the scores comparable, the float32 model in CTranslate2
+program has a different rule for ending a beam search, so translations can differ. No program always
+finds the best translation. To make the scores comparable, the float32 model in CTranslate2
 scores all translations, except in the comparison with the safetensors export. The safetensors
 export has the same parameters as the run, so in that comparison, the run and the export each score
 their own translations. The command prints a table of the results to standard output. To standard
@@ -35,7 +35,7 @@ from transformer_jax.interop.verify import (
 
 ALPHA = 0.6
 BEAM_SIZES = (1, 4)
-# CTranslate2 ends a beam search after beam_size x patience finished hypotheses. The default
+# CTranslate2 ends a beam search once beam_size x patience hypotheses have finished. The default
 # patience is 1.
 PATIENCES = (1, 2)
 

@@ -39,7 +39,7 @@ from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend
 
-# In Multi30k, captions with more source tokens than this are rare, so they form one bucket.
+# Few captions in Multi30k have more source tokens than this limit, so they form one bucket.
 LONG = 30
 # By default, the tables show the time to reach this BLEU score on the development set.
 BLEU = 25.0
@@ -97,7 +97,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
-        StorageError: the files of a run cannot be read.
+        StorageError: a run's files cannot be read or contain too few scores or reports.
     """
     finished = [run for run in sweep.runs if read_status(run).status == "done"]
     if not finished:
@@ -132,7 +132,7 @@ def read_scores(run: SweepRun) -> RunScores:
     """Read the scores of one run from its metrics and its evaluation of the test set.
 
     Raises:
-        StorageError: a file cannot be read, or the run has no scores.
+        StorageError: a file cannot be read, or the run has no scores or too few reports.
     """
     table = metrics_table(RunFolder.open(run.path))
     dev_bleu = metric_by_step(table, "dev/bleu")

@@ -64,8 +64,8 @@ def show(axes, matrix, title, *, rows=None, columns=None, numbers=None, **option
 #
 # The paper's base model has $N = 6$ layers in each stack, vectors of width $d_{model} = 512$, and
 # $h = 8$ heads. These values are the defaults of `ModelConfig`, so an empty config is the base
-# model. Flax can compute the shape of every array in the model without allocating any of them. As
-# in the code, the shapes use `B` for sentences, `S` for source tokens, and `T` for target tokens.
+# model. JAX can compute the shape of every array in the model without allocating any arrays. As in
+# the code, the shapes use `B` for sentences, `S` for source tokens, and `T` for target tokens.
 
 # %%
 base = ModelConfig()
@@ -253,7 +253,8 @@ print(ours)
 # $$\mathrm{Var}(q \cdot k) = \sum_{i=1}^{d_k} \mathrm{Var}(q_i k_i) = d_k$$
 #
 # Dividing by $\sqrt{d_k}$ divides the variance by $d_k$, so the variance becomes 1 for every width.
-# We measure the variance with and without scaling, and its effect on the softmax.
+# We measure the variance of the scores with and without scaling, and the effect of scaling on the
+# softmax.
 
 # %%
 widths = 2 ** np.arange(0, 11)
@@ -289,7 +290,7 @@ plt.show()
 # *Middle:* large scores make the softmax nearly one-hot. At $d_k = 512$, one key receives almost
 # all of the weight before training begins. *Right:* where the softmax is nearly one-hot, its
 # gradient is small. Section 3.2.1 describes these "regions where it has extremely small gradients".
-# With scaling, none of the three quantities depends on the width, so training starts under the same
+# With scaling, the three quantities hardly depend on the width, so training starts under similar
 # conditions for heads of any width.
 
 # %% [markdown]
@@ -366,8 +367,8 @@ print("one output per head:", by_head.shape, " their sum:", by_head.sum(axis=1).
 print("largest difference from the module:", f"{jnp.abs(by_head.sum(axis=1) - result).max():.0e}")
 
 # %% [markdown]
-# Using more heads does not increase the cost. In rows (A) of Table 3, the width of a head shrinks
-# as the number of heads grows, and the number of parameters stays the same:
+# Using more heads does not add parameters. In rows (A) of Table 3, the width of a head shrinks as
+# the number of heads grows, and the number of parameters stays the same:
 
 # %%
 from transformer_jax.model.inspect import parameter_counts
@@ -381,7 +382,7 @@ for h in (1, 8, 32):
 # ## 3.2.3 Masks
 #
 # The model uses attention within the encoder, within the decoder, and from the decoder to the
-# encoder. These three uses of attention differ in the source of the queries and keys, and in the
+# encoder. These three kinds of attention differ in where the queries and keys come from, and in the
 # *mask*. Where the mask is false, the score is set to $-\infty$ before the softmax, so the weight
 # is 0.
 
@@ -400,9 +401,9 @@ for axes in panels:
 plt.show()
 
 # %% [markdown]
-# In blue cells, the query can attend to the key. The left mask hides the three columns of padding
-# from every query. The right mask is a triangle: position $i$ can attend to the positions up to and
-# including $i$.
+# A blue cell means that the query can attend to the key. The left mask hides the three columns of
+# padding from every query. The right mask is a triangle: position $i$ can attend to the positions
+# up to and including $i$.
 #
 # Section 3.1 claims that, with the mask and with the target shifted right by one position, "the
 # predictions for position $i$ can depend only on the known outputs at positions less than $i$". We
@@ -520,9 +521,10 @@ print(f"cross-entropy {loss.nll / loss.count:.2f}, ln N = {np.log(len(vocabulary
 # %% [markdown]
 # ## 3.5 Without positions, word order does not exist
 #
-# Nothing described so far depends on the order of the words. Let $P$ be a permutation of the
-# positions. Attention compares every query with every key, and the feed-forward network treats all
-# positions alike, so an encoder without positional encodings satisfies
+# Apart from the positional encodings, nothing in the encoder depends on the order of the words. Let
+# $P$ be a permutation of the positions. Attention compares every query with every key, and the
+# feed-forward network treats all positions alike, so an encoder without positional encodings
+# satisfies
 #
 # $$\mathrm{Encoder}(P x) = P\,\mathrm{Encoder}(x)$$
 #
@@ -547,11 +549,11 @@ figure.colorbar(image, ax=panels, label="distance of the two vectors")
 plt.show()
 
 # %% [markdown]
-# *Left:* without positions, the distance is zero on the antidiagonal: each word has exactly the
-# same vector in the reversed sentence. Two more distances are zero, because the model cannot
-# distinguish the two occurrences of "the". *Right:* with sinusoids, no two vectors are equal. The
-# vectors of the same word are still more similar to each other than to those of other words,
-# because the embedding of the word does not change.
+# *Left:* without positions, the distance is zero (up to rounding) on the antidiagonal: each word
+# has the same vector in the reversed sentence. Two more distances are zero, because the model
+# cannot distinguish the two occurrences of "the". *Right:* with sinusoids, no two vectors are
+# equal. The vectors of the same word are still more similar to each other than to those of other
+# words, because the embedding of the word does not change.
 #
 # Cross-attention *sums* over the source positions. A sum does not depend on the order of its terms.
 # Therefore, if the encoder has no positional encodings, the decoder cannot distinguish "dog bites
@@ -609,8 +611,8 @@ plt.show()
 #
 # $$lrate = d_{model}^{-0.5} \cdot \min(step^{-0.5}, step \cdot warmup^{-1.5})$$
 #
-# With *label smoothing* and $\epsilon_{ls} = 0.1$, the model learns to assign probability 0.9 to
-# the correct token and to spread the rest over the vocabulary.
+# With *label smoothing* and $\epsilon_{ls} = 0.1$, the model learns to assign a probability of
+# about 0.9 to the correct token and to spread the rest over the vocabulary.
 
 # %%
 from transformer_jax.training.optimizer import learning_rate

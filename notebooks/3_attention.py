@@ -52,9 +52,9 @@ os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
 # ## Train a model
 #
 # First, we write parallel text: line $n$ of one file is the translation of line $n$ of the other.
-# All numbers have six digits. Both the last two digits and the two digits before "thousand" form a
-# number that is at least 21 and not a multiple of ten. All lines therefore have the same structure,
-# which makes the figures easy to compare.
+# All numbers have six digits. In each group of three digits, the last two form a number that is at
+# least 21 and not a multiple of ten. All lines therefore have the same structure, which makes the
+# figures easy to compare.
 
 
 # %%
@@ -175,7 +175,7 @@ picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %% [markdown]
 # Each color represents a head. As in the paper, the heads of a layer attend to different positions,
-# so the word receives several averages at once, one from each head.
+# so the word receives several weighted averages at once, one from each head.
 #
 # ## Figure 4: one relation
 #
@@ -324,11 +324,12 @@ print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
 importance.plot()
 
 # %% [markdown]
-# *Top:* the increase in loss when a single head is removed. Removing a red head makes the model
-# worse, whereas other heads can compensate for the removal of a white head. *Bottom:* the loss as
-# more and more heads are removed. In the stored output, the cross-attention heads in the second
-# layer and some of the decoder's self-attention heads matter most, but the encoder's heads hardly
-# matter: each source token in this text can be translated almost without context.
+# *Top:* the increase in loss when a single head is removed. Removing a head shown in red makes the
+# model worse, whereas other heads can compensate for the removal of a head shown in white.
+# *Bottom:* the loss as more and more heads are removed. In the stored output, the cross-attention
+# heads in the second layer and some of the decoder's self-attention heads matter most, but the
+# encoder's heads hardly matter: each source token in this text can be translated almost without
+# context.
 #
 # Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows

@@ -2,8 +2,8 @@
 # # 4. Ablations
 #
 # Table 3 of the paper changes one property of the base model at a time and measures the effect.
-# This notebook reads the report of a sweep and examines which conclusions the report supports and
-# which it does not.
+# This notebook reads the report of a sweep and examines which conclusions the report does and does
+# not support.
 #
 # **What you learn**
 #
@@ -64,9 +64,9 @@ for name, row in rows.items():
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
 # GPUs. The repository contains a report on a small version of this sweep, which ran on two CPU
-# cores. The small sweep has the same rows, but each model is 1/8 as wide and was trained for 400
-# steps on number words. For the commands, see `docs/ablations.md`. We read the report's `runs.csv`,
-# which contains one line per run.
+# cores. The small sweep has the same rows, but each model is 1/8 as wide and half as deep, and it
+# was trained for only 400 steps (1,200 for the big model) on number words. For the commands, see
+# `docs/ablations.md`. We read the report's `runs.csv`, which contains one line per run.
 
 # %%
 seeds = defaultdict(list)
@@ -144,12 +144,12 @@ plt.show()
 # all points would be in the upper-right and lower-left quadrants. About half of the points are in
 # the other two quadrants.
 #
-# Does the sweep refute the paper? No, and the rows outside the gray band show why:
+# Does the sweep refute the paper? No, as these rows show:
 #
 # - **C3, D2, and big are far worse than base here.** In the paper, C3 and big are better than base,
-#   and D2 is about as good. A run of 400 steps ends before a deeper, wider, or more strongly
-#   regularized model has learned the task. The paper trains the base model for 100,000 steps, which
-#   is long enough for capacity and regularization to matter.
+#   and D2 is about as good. So few steps are not enough for a deeper, wider, or more strongly
+#   regularized model to learn the task. The paper trains the base model for 100,000 steps, which is
+#   long enough for capacity and regularization to matter.
 # - **B1 is worse than base here and in the paper.**
 # - **C4 and C7 each differ greatly from base because of a single seed.** In the first figure, each
 #   of these rows has two dots that are far apart.
@@ -157,10 +157,10 @@ plt.show()
 #   sweep does not show whether they differ from base. For row E, `docs/positions.md` describes
 #   control experiments.
 #
-# With longer runs, the table would look different. A sweep answers the question "Which row is
-# better *with this budget*?", which is the wrong question if the budget is too small. Always look
-# at the training curves: if the loss is still falling at the end, the sweep ranks the rows by how
-# fast they learn.
+# With more training steps, the table would look different. A sweep answers the question "Which row
+# is better *with this budget*?", which is the wrong question if the budget is too small. Always
+# look at the training curves: if the loss is still falling at the end, the sweep ranks the rows by
+# how fast they learn.
 #
 # ## Learned versus sinusoidal positions
 #

@@ -56,9 +56,9 @@ print(len(jax.devices()), "devices")
 # %% [markdown]
 # ## Train on four devices
 #
-# The text is the same as in notebook 3: six-digit numbers in English and German words. The model
-# has only one layer, so it trains quickly. Training uses all devices: each device computes the
-# gradient for its share of each batch.
+# The text is the same as in notebook 3: six-digit numbers spelled out in English and German. The
+# model has only one layer, so it trains quickly. Training uses all devices: each device computes
+# the gradient for its share of each batch.
 
 
 # %%
@@ -116,8 +116,8 @@ print(num_checkpoints, "checkpoints")
 # ## Restore on one device
 #
 # `load` verifies the checkpoint's checksums, checks its shapes, and then loads the arrays onto
-# JAX's default device. It does not matter how many devices, or what kind, were used to train the
-# run. `load` also works with a read-only copy of a run.
+# JAX's default device. The number and kind of the devices used for training do not matter. `load`
+# also works with a read-only copy of a run.
 
 # %%
 run = transformer_jax.load("runs/numbers")
@@ -186,7 +186,7 @@ for path, array in jax.tree_util.tree_leaves_with_path(run.params):
 
 # %% [markdown]
 # The embedding is a table of vectors. Tokens that the model treats alike have similar vectors. We
-# compare the embeddings of the English and the German words for the digits.
+# compare the embeddings of the English and German words for the digits.
 
 # %%
 english = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -230,8 +230,8 @@ draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 #
 # How does the trained model use positions? To answer such questions, we change one part of the
 # model and measure the loss. The positional encoding is a module whose `encode` method computes the
-# vectors. The class of this module is an argument of the model. A subclass can therefore change
-# the encoding in two lines of code, without changing the trained parameters.
+# positional vectors. You pass the module's class to the model as an argument. A subclass can
+# therefore change the encoding in two lines of code, without changing the trained parameters.
 
 # %%
 from transformer_jax.model.build import choose_components
@@ -362,7 +362,7 @@ plt.show()
 # layer*, the vectors at other positions also contain the digit, because attention has copied it
 # there. In the stored output, the probe predicts the last digit perfectly from the vector of either
 # hyphen. A hyphen is the same token in every line, so its vector has room for other information,
-# such as the digit that German puts before the tens. The decoder reads the digit from these
+# such as the last digit, which German puts before the tens. The decoder reads the digit from these
 # hyphens: in the alignment above, the row for the last digit is dark at both hyphens, not only at
 # the digit itself. (The labels below the axis are the tokens of the first sentence. The other
 # sentences have different digits at the same positions.)

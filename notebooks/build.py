@@ -3,8 +3,8 @@
     make notebooks
     python notebooks/build.py 1_the_model
 
-Edit the scripts, not the generated notebooks. To build only some notebooks, name their scripts as
-arguments. The `notebooks` dependency group lists the required packages.
+Edit the scripts, not the generated notebooks. To build only some notebooks, pass the names of their
+scripts as arguments. The `notebooks` dependency group lists the required packages.
 """
 
 import sys

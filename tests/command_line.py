@@ -29,7 +29,7 @@ def run_python(
 
 
 def run_clean_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without the tests' environment variables for libtpu, JAX, and pytest."""
+    """Run Python without environment variables for JAX, XLA, TensorFlow, and pytest."""
     hidden = ("JAX_", "PYTEST_", "XLA_", "TF_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     command = [sys.executable, *arguments]

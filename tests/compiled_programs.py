@@ -1,6 +1,7 @@
 """Compile training steps for devices that are not present, and print statistics as JSON.
 
-The models have one layer. `test_accelerator_programs` runs this program:
+Each model has one encoder layer and one decoder layer. `test_accelerator_programs` runs this
+program:
 
     python -m tests.compiled_programs TARGET PARALLELISM:ROWS ...
 """

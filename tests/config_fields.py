@@ -1,4 +1,4 @@
-"""The config's fields, their types, and the valid ranges of numeric fields."""
+"""The config's fields, their types, and examples of valid and invalid numbers."""
 
 import dataclasses
 import math
@@ -14,7 +14,8 @@ FIELDS: list[tuple[Any, str]] = [
 ]
 KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
 
-# The smallest valid value, the largest valid value, and some invalid values.
+# A small valid value, a large valid value, and some invalid values. All values between the two
+# valid values satisfy the field's rule.
 Range = tuple[float, float, tuple[float, ...]]
 INTEGER: Range = (1, 10**9, (0, -1))
 REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))

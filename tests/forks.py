@@ -24,8 +24,8 @@ class Forks:
 
         Args:
             arguments: the command line.
-            log: the file that the process appends its output and errors to.
-            options: keyword arguments of `zygote.run`.
+            log: the file to which the process appends its output and errors.
+            options: other keyword arguments for `zygote.run`.
         """
         return self._request({"arguments": arguments, "log": str(log), **options})
 

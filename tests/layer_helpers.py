@@ -1,4 +1,4 @@
-"""Masks, PyTorch layers, and functions that give PyTorch parameters this package's names."""
+"""Masks, PyTorch layers, and functions that convert PyTorch parameters to our format."""
 
 from typing import Any
 

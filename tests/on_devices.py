@@ -90,7 +90,7 @@ def divide_state() -> dict[int, float]:
 
 
 def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
-    """Print the largest differences from one device, by dropout rate, sharding, and device count.
+    """Print the largest differences from training on one device, for each case and device count.
 
     This program also prints the largest share of the state that any device holds.
     """

@@ -242,7 +242,7 @@ class BeamSlots:
         return values[np.arange(len(values))[:, None], self._slots[:, step]]
 
     def ancestors(self, step: int) -> Array:
-        """Return the slots that each slot's hypothesis has had so far, zero-padded, [B, J, L]."""
+        """Return the slot history of each slot's hypothesis, padded with zeros, [B, J, L]."""
         is_past = np.arange(self._slots.shape[1]) <= step
         return self.scatter(step, np.where(is_past, self._slots.swapaxes(1, 2), 0))
 

@@ -21,7 +21,7 @@ REPORTS: list[Any] = [
 INVALID: list[Any] = [
     {"step": "8", "split": "dev", "perplexity": 1.0},
     {"step": 8, "split": "dev", "bleu": "<b>", "exact": None, "flag": True},
-    # Python's JSON parser accepts these numbers.
+    # Python's JSON parser accepts all of these values of x.
     *({"step": x, "split": "dev", "bleu": 1.0} for x in (math.nan, math.inf, True, 8.5, 10**400)),
     {"step": 8, "split": "dev", "bleu": 10**400, "exact": -(10**400)},
     [1],

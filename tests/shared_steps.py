@@ -36,7 +36,7 @@ Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
 
 
 class SharedStep(TrainStep):
-    """A step whose compiled programs are reused. A plain `TrainStep` is compiled separately."""
+    """A step whose programs several runs share. A plain `TrainStep` is compiled for each run."""
 
 
 @contextmanager

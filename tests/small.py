@@ -48,7 +48,7 @@ SMALL = Config().change(
 
 
 def read_pairs(split: Split) -> list[tuple[str, str]]:
-    """Return the line pairs in a split."""
+    """Return the source line and the target line of each pair in a split."""
     source, target = (Path(name).read_text("utf-8").splitlines() for name in FILES[split])
     return list(zip(source, target, strict=True))
 
@@ -61,6 +61,6 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def with_architecture(architecture: str, **model: Any) -> Config:
-    """Return `SMALL` with another architecture and with defaults for the fields that it ignores."""
+    """Return `SMALL` with this architecture and with defaults for the fields that it ignores."""
     unused = unused_defaults(architecture)
     return SMALL.change(model={**unused, "architecture": architecture, **model})

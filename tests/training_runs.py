@@ -1,4 +1,4 @@
-"""Helpers for tests that train small runs and compare them bit for bit."""
+"""Helpers for tests that train small models and compare the results bit for bit."""
 
 import signal
 from pathlib import Path
@@ -20,14 +20,14 @@ from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import init_state
 
 QUIET = Console(quiet=True)
-# While the tests train their shared runs, environment variables contain this secret.
+# Environment variables contain this secret while the tests produce their shared runs.
 PRIVATE = "hunter2-and-more"
 # JAX traces this jitted function only once for each model and config.
 INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
 
 
 def train(config: Config, path: Path, **options: Any) -> Path:
-    """Create and train a run, and return its path."""
+    """Create a run, train its model, and return the path to the run."""
     run_training(create_run(config, path, QUIET, **options), QUIET)
     return path
 
@@ -64,7 +64,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
-    """Send a signal to this process while it runs the given training step."""
+    """Arrange for this process to receive a signal during the given training step."""
     beat = heartbeat.beat
 
     def beat_and_signal(current: int) -> None:

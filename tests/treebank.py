@@ -7,7 +7,7 @@ VERBS = ("sees", "likes", "hears")
 
 
 def sentences(count: int, start: int = 0) -> list[str]:
-    """Return distinct trees for short sentences, such as "the dog sees a cat"."""
+    """Return the trees of short sentences, such as "the dog sees a cat"."""
     trees = []
     for index in range(start, start + count):
         subject, verb = NOUNS[index % 5], VERBS[index // 5 % 3]

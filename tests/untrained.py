@@ -23,8 +23,8 @@ def write_untrained_run(
         path: the path to the run.
         config: the run's config.
         steps: the step of each checkpoint.
-        scale: a factor that multiplies all weights. With a factor of 3, different lines get
-            different translations.
+        scale: a factor that multiplies all weight matrices. With a factor of 3, different lines
+            get different translations.
     """
     run = create_run(config, path, Console(quiet=True))
     model = build_model(run.config.model, **run.vocabulary.sizes)

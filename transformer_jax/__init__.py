@@ -8,8 +8,8 @@ Translate with the model from a run, on any device:
     ['zweiundvierzig']
 
 Describe an experiment. The default values are those of the paper's base model, so an ablation
-specifies only the fields that it changes. For example, this config matches row A of Table 3 with
-one attention head:
+specifies only the fields that it changes. For example, this config matches the row in group (A) of
+Table 3 that has one attention head:
 
     >>> from transformer_jax import Config
     >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})

@@ -12,7 +12,8 @@ def cache_folder(name: str) -> Path:
 
     If the environment variable `TRANSFORMER_JAX_CACHE` is set, it contains the path of the cache.
     Otherwise, the cache is the `transformer_jax` folder in `$XDG_CACHE_HOME` or `~/.cache`. If the
-    `transformer_jax` folder is not writable, the cache is in the system's temporary directory.
+    `transformer_jax` folder cannot be created or is not writable, the cache is in the system's
+    temporary directory.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -34,7 +35,7 @@ def cache_folder(name: str) -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Make JAX cache compiled programs on disk, unless `JAX_COMPILATION_CACHE_DIR` is set."""
+    """Unless `JAX_COMPILATION_CACHE_DIR` is set, let JAX store programs in the user's cache."""
     import jax
 
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -104,7 +104,7 @@ def _is_from_ctrl_c(error: BaseException | None) -> bool:
 
 
 def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
-    """Return an error's one-line message and exit code (sysexits.h), or None if it is a bug."""
+    """Return an error's one-line message and exit code, or None if the error is a bug."""
     line = f"transformer-jax: {error}"
     match error:
         case RunInterrupted():
@@ -140,7 +140,7 @@ def _prepare_streams() -> None:
 
 @contextlib.contextmanager
 def _without_interrupted_imports() -> Iterator[None]:
-    """During an import, let Ctrl-C end the process with the exit code of a `KeyboardInterrupt`.
+    """Make Ctrl-C during an import end the process immediately, without raising an exception.
 
     A `KeyboardInterrupt` during the import of jaxlib would make jaxlib crash or print a traceback.
     """

@@ -76,7 +76,7 @@ class NotReproducedError(TransformerJaxError):
 
 
 class VerificationFailedError(TransformerJaxError):
-    """The translations of an exported model differ from those of the run's model."""
+    """An exported model's translations or scores differ too much from those of the run's model."""
 
 
 class DataError(TransformerJaxError):
@@ -133,7 +133,7 @@ class RunInterrupted(BaseException):
 
 
 class LostProcessError(TransformerJaxError):
-    """One of a run's processes ended or is stuck. The run can resume from a checkpoint."""
+    """One of a run's processes ended or is stuck. The run can be resumed or started again."""
 
     exit_code = os.EX_TEMPFAIL
 
@@ -176,7 +176,7 @@ def is_lost_peer(error: BaseException) -> bool:
         error = error.__cause__
     # If waiting for the other processes fails, Orbax raises a TimeoutError without an errno.
     is_failed_wait = isinstance(error, TimeoutError) and error.errno is None
-    # These error messages contain paths and values, which may match the pattern by chance.
+    # The messages of these errors contain paths and values, which may match the pattern by chance.
     if isinstance(error, TransformerJaxError | RunInterrupted | OSError) and not is_failed_wait:
         return False
     signs = "Gloo|NCCL|UNAVAILABLE|DEADLINE_EXCEEDED|Connection reset|heartbeat|[bB]arrier"

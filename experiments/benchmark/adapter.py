@@ -26,7 +26,7 @@ from transformer_jax.training.step import StepMetrics, TrainState, TrainStep, in
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
-    """Return a config for the paper's model with the given sizes.
+    """Return a config for the paper's model with the given sizes and with attention dropout.
 
     Args:
         sizes: d_model, layers, heads, d_ff, and optionally dtype (float32 by default) and src
@@ -71,7 +71,7 @@ class Trainer:
         self.state = self.sharding.place_state(init_state(self.model, config.train))
 
     def step(self, batch: Batch) -> StepMetrics:
-        """Start a step and return its metrics without waiting for them."""
+        """Start a step, compiling it if needed; return its metrics without waiting for them."""
         if not self._step.is_compiled_for(batch):
             with self._paused():
                 start = time.perf_counter()

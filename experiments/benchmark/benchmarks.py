@@ -24,7 +24,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.training.flops import step_flops
 
-# The function that returns each worker's workload.
+# For each worker, the function that returns its workload.
 TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "peers.train"}
 DECODERS = {"ours": "tasks.translate", "ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
 # Sentence lengths to compare. Steps have the same number of tokens at every length.
@@ -44,7 +44,7 @@ def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
 
 
 def select_names(only: str | None, known: Collection[str], usual: Iterable[str]) -> list[str]:
-    """Parse a comma-separated list of workers.
+    """Return the workers in the comma-separated list `only`, or `usual` if `only` is None.
 
     Raises:
         UsageError: a worker's name is unknown.
@@ -129,7 +129,7 @@ def decode(
     usual: Sequence[str] = tuple(DECODERS),
     references: Sequence[str] = ("ctranslate2", "hf"),
 ) -> Benchmark:
-    """Compare decoding speeds with random parameters for which no translation ends early.
+    """Compare decoding speeds, using random parameters for which no translation ends early.
 
     Args:
         name: the name of the benchmark.
@@ -177,9 +177,8 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
     """Compare training on a config's text with training on preloaded full batches.
 
     Both workers run the same compiled training steps on the same shapes in the same order. The
-    speed ratio shows the combined cost of padding, gathering batches, and accumulating metrics. To
-    exclude the cost of padding, divide the speed ratio by the fraction of positions that are tokens
-    (the density).
+    speed ratio shows the combined cost of padding and of gathering batches. To exclude the cost of
+    padding, divide the speed ratio by the fraction of positions that are tokens (the density).
     """
     with isolated_cache(settings) as (inside, _):
         steps = settings.rounds * settings.steps

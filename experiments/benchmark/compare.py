@@ -28,7 +28,7 @@ def describe_change(ratio: Quartiles) -> str:
 
 
 def compare(before: Results, after: Results) -> str:
-    """Return a table of the workers that both results contain, and notes about other workers.
+    """Return a table of the workers in both results, and notes about any other differences.
 
     If both results have the same reference worker, the table compares speeds relative to this
     worker, because other load on the machine affects relative speeds less than absolute speeds.

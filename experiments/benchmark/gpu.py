@@ -1,4 +1,4 @@
-"""Run all GPU benchmarks in one command, within a few minutes.
+"""Run all GPU benchmarks with one command that takes only a few minutes.
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
 lack of time. The workers of a benchmark compile their programs at the same time, so their first
@@ -24,7 +24,8 @@ from transformer_jax.errors import UsageError
 
 # Workers share one device, so each worker may use only part of the device's memory.
 SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
-# Skip a benchmark if fewer than this many seconds remain.
+# Skip a benchmark if fewer than this many seconds, and less than a quarter of the time limit,
+# remain.
 LEAST = 45.0
 
 
@@ -154,7 +155,7 @@ def check_gpu_is_available(settings: Settings) -> None:
     """Check in a separate process that JAX finds an accelerator.
 
     Raises:
-        UsageError: JAX finds only a CPU.
+        UsageError: JAX finds only a CPU or cannot be started.
     """
     spec = WorkerSpec("device", {"maker": "tasks.report_device"})
     outcome = run_rounds([spec], replace(settings, rounds=0))

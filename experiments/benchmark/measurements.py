@@ -20,7 +20,8 @@ class Measurement:
     samples: list[Sample]
     """The samples, one per round."""
     second_start_seconds: float | None = None
-    """The duration of the first call in a second process, with a warm compilation cache."""
+    """The duration of the first call in a second process, with a warm compilation cache, or None if
+    no second process was started."""
 
     @property
     def speeds(self) -> list[float]:
@@ -29,7 +30,7 @@ class Measurement:
 
     @property
     def utilization(self) -> float | None:
-        """The median model FLOP/s over rounds, divided by the device's peak FLOP/s."""
+        """The median model FLOP/s over rounds, divided by the peak FLOP/s, or None if unknown."""
         flops, peak = (self.facts.get(name) for name in ("flops_per_unit", "peak_flops"))
         if not flops or not peak:
             return None
@@ -49,18 +50,18 @@ class Benchmark:
     reference: str | None = None
     """The worker with which the others are compared, or None if there is no such worker."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """The workers that returned no results, and the reason for each."""
+    """The workers that were skipped, and the reason for each."""
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
-        """Return a worker's speed relative to the reference worker, one value per round."""
+        """Return a worker's speed relative to the reference in each round, or [] without one."""
         if self.reference is None:
             return []
         others = self.measurements[self.reference].speeds
         return [a / b for a, b in zip(self.measurements[name].speeds, others, strict=True)]
 
     def cpu_ratios(self, name: str) -> list[float]:
-        """Return one speed ratio per round, based on CPU time, which excludes waiting."""
+        """Return speed ratios by CPU time, which excludes waiting, for rounds that measured it."""
         if self.reference is None:
             return []
         mine, others = (self.measurements[n].samples for n in (name, self.reference))
@@ -119,8 +120,8 @@ def summarize(
         name: the name of the benchmark.
         unit: the unit of work, either "target tokens" or "sentences".
         work: the sizes and settings of the benchmark.
-        references: candidates for the reference worker, in order of preference. The first
-            candidate that ran becomes the reference.
+        references: candidates for the reference worker, in order of preference. If several workers
+            ran, the first candidate among them becomes the reference.
         flops: FLOPs per unit of work, from `training.flops`.
         notes: explanations to print below the table.
     """
@@ -129,8 +130,8 @@ def summarize(
         for key, worker in rounds.workers.items()
         if worker.samples
     }
-    # Only the JAX worker measures the peak FLOP/s. The value applies to all workers, because they
-    # use the same device.
+    # Only this project's workers report the peak FLOP/s. The value applies to all workers, because
+    # they use the same device.
     peaks = [one.facts["peak_flops"] for one in measurements.values() if "peak_flops" in one.facts]
     for one in measurements.values():
         if flops and peaks:

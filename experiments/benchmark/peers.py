@@ -1,7 +1,7 @@
 """Benchmarks of other libraries: PyTorch, Hugging Face Transformers, and CTranslate2.
 
 Each library runs in a separate process, possibly in an environment without JAX. Each benchmark
-function receives the same task as the corresponding function in `tasks`. If a library cannot be
+function performs the same task as the corresponding function in `tasks`. If a library cannot be
 imported, its benchmark is skipped.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 
 Tensor = Any
-"""A PyTorch tensor. The environment for type checking does not contain PyTorch."""
+"""A PyTorch tensor. PyTorch is not installed in the type-checking environment."""
 
 # These token IDs match `transformer_jax.special_tokens`, which some environments cannot import.
 PAD, BOS, EOS = 0, 1, 2
@@ -47,18 +47,18 @@ def facts(torch: ModuleType, device: str, library: str) -> dict[str, Any]:
 
 
 def memory(torch: ModuleType, device: str) -> Callable[[], int]:
-    """Return a function that returns the peak memory of the device or, on a CPU, of the process."""
+    """Return a function that measures the peak memory of the GPU or, on a CPU, of the process."""
     return torch.cuda.max_memory_allocated if device == "cuda" else resident_bytes
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """Return the sinusoidal position encodings (section 3.5), float32[length, width]."""
+    """Return the sinusoidal positional encodings (section 3.5), float32[length, width]."""
     angle = np.arange(length)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
     return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(length, width).astype(np.float32)
 
 
 def transformer(torch: ModuleType, sizes: Mapping[str, Any], longest: int) -> tuple[Any, Any]:
-    """Return PyTorch's encoder and decoder, and a function that returns logits.
+    """Return an encoder-decoder built with PyTorch, and a function that computes its logits.
 
     The source, target, and output embeddings share one table. Source padding is masked.
     """

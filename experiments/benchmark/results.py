@@ -1,4 +1,4 @@
-"""Benchmark results: JSON with every sample, and a table of ratios."""
+"""Store benchmark results as JSON with every sample, and as a table of ratios."""
 
 import dataclasses
 import datetime
@@ -38,7 +38,7 @@ class Results:
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
-    """This project's commit, followed by "+" if there are uncommitted changes."""
+    """This project's commit, followed by "+" if there are uncommitted changes; None if unknown."""
     date: str
     skipped: list[str] = field(default_factory=list)
     """Benchmarks that were skipped for lack of time."""
@@ -68,7 +68,7 @@ class Results:
         """Reconstruct the results from the output of `to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: the data is not in the expected format.
+            AttributeError, KeyError, TypeError, ValueError: the data is not in the expected format.
         """
         content = dict(data)
         if content.pop("format") != FORMAT:
@@ -77,7 +77,7 @@ class Results:
         return cls(benchmarks=benchmarks, **content)
 
     def store(self, folder: Path) -> Path:
-        """Write the results as JSON and as a table, and return the path to the JSON file.
+        """Write the results as JSON and as a Markdown report; return the path to the JSON file.
 
         Raises:
             StorageError: the files cannot be written.
@@ -116,7 +116,7 @@ class Results:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the system, processor, cores, and memory of this machine, but not its name."""
+    """Return this machine's system, processor, number of cores, and memory, but not its name."""
     processor = platform.processor()
     memory = None
     try:
@@ -125,7 +125,8 @@ def describe_machine() -> dict[str, Any]:
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
-        # Systems other than Linux may lack these files, so report only the remaining details.
+        # Systems other than Linux may lack this file or these settings, so report only the other
+        # details.
         pass
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,7 +1,7 @@
 """Run workers in interleaved rounds: A B C, C B A, A B C, ...
 
-Because of this order, other load on the machine affects all workers equally. Results are ratios of
-two samples from the same round.
+Because of this order, other load on the machine affects all workers equally. Each reported ratio
+compares two samples from the same round.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s/:'\"]+/)+")
 class WorkerFailedError(Exception):
     """A worker cannot run or has failed. The message gives the reason.
 
-    The message shortens each absolute path to its file name, so that published results do not
-    reveal folders.
+    In the message, absolute paths are shortened to file names, so that published results do not
+    reveal the names of folders.
     """
 
     def __init__(self, reason: str) -> None:
@@ -47,7 +47,7 @@ class WorkerSpec:
 
     name: str
     task: Mapping[str, Any]
-    """The task as JSON data. "maker" is the name of the function that returns the `Workload`."""
+    """The task as JSON data. Its "maker" entry names the function that returns the `Workload`."""
     python: str = sys.executable
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables to change; the value None removes a variable."""
@@ -61,10 +61,11 @@ class Settings:
     steps: int = 1
     """Steps per round."""
     torch_python: str = sys.executable
-    """The Python interpreter that can import the other libraries."""
+    """The Python interpreter for workers that use other libraries, such as PyTorch."""
     until: float = float("inf")
-    """The deadline, as a `time.monotonic()` value. A round does not start if it would exceed the
-    deadline. A worker that is not ready after two thirds of the available time is skipped."""
+    """The deadline, as a `time.monotonic()` value. After the first round, a round starts only if
+    the longest round so far would fit before the deadline. A worker that is not ready after two
+    thirds of the available time is skipped."""
     at_once: bool = False
     """Whether to start all workers at the same time, which is faster. Otherwise, the workers
     compile one after another."""
@@ -91,7 +92,11 @@ class WorkerProcess:
     """The message that the worker sends when it is ready."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Start the process, which prepares its workload in the background."""
+        """Start the process, which prepares its workload in the background.
+
+        Raises:
+            WorkerFailedError: the Python interpreter cannot be run.
+        """
         self.name = spec.name
         self.samples: list[Sample] = []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
@@ -152,7 +157,7 @@ class WorkerProcess:
         """Wait until the worker has finished its first call.
 
         Raises:
-            WorkerFailedError: the worker failed, or was not ready in time.
+            WorkerFailedError: the worker failed or was not ready in time.
         """
         self.startup = Startup(**self._receive(seconds))
 
@@ -174,7 +179,8 @@ class WorkerProcess:
         self._process.wait()
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            # If the process has ended, closing its pipe fails because the buffer cannot be flushed.
+            # If the process has ended, closing its pipe can fail because the buffer cannot be
+            # flushed.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
@@ -253,7 +259,7 @@ class Quartiles(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """Return the median and the quartiles. A single value is its own median and quartiles."""
+    """Return the median and the quartiles. For a single value, all three equal that value."""
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -38,7 +38,7 @@ def serve(
         run_folder: a run's folder; CTranslate2 must be able to represent the model.
         settings: the measurement settings.
         beam_size: the beam size; 1 means greedy search.
-        count: the maximum number of lines.
+        count: the maximum number of lines to translate.
         only: a comma-separated list of workers.
 
     Raises:

@@ -22,7 +22,7 @@ PACKAGE = "experiments.benchmark"
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of running some steps."""
+    """The result of running a given number of steps."""
 
     units: float
     """The number of target tokens or sentences that were processed."""
@@ -37,13 +37,13 @@ class Workload:
     run: Callable[[int], RunResult]
     """A function that runs the given number of steps and waits until they finish."""
     cycle: int = 1
-    """The number of steps after which every batch shape has occurred. The first call runs this many
-    steps."""
+    """The number of steps after which every batch shape has occurred. The first call to `run`
+    executes this many steps."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Details to report along with the times. The worker reads these details after the first
-    call."""
+    """Details to report along with the times. The worker reads these details after the first call
+    to `run`."""
     peak_bytes: Callable[[], int] = lambda: resident_bytes()
-    """A function that returns the peak memory so far."""
+    """A function that returns the peak memory usage so far, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Startup:
     """The message that a worker sends when it is ready."""
 
     first_seconds: float
-    """The duration of the first call, including compilation."""
+    """The duration of the first call to `Workload.run`, including compilation."""
     facts: dict[str, Any]
 
 
@@ -81,7 +81,7 @@ def resident_bytes() -> int:
 
 
 def take_sample(workload: Workload, steps: int) -> Sample:
-    """Run some steps, and measure how much time and memory they use."""
+    """Run the given number of steps, and measure the time and memory that they use."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = workload.run(steps)
     seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -66,7 +66,7 @@ def load_sizes(name: str, changes: Sequence[str] = ()) -> Sizes:
     """Return the sizes with this name, after applying the given changes.
 
     Raises:
-        UsageError: the name is unknown.
+        UsageError: the name is unknown, or a change is invalid.
     """
     if name not in SIZES:
         raise UsageError(
@@ -100,7 +100,7 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
 
 
 def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return batches of a config's text that have one of the most common shapes.
+    """Return batches of a config's text, restricted to the most common shapes.
 
     Args:
         config: the config that specifies the text.
@@ -124,7 +124,7 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
 
 
 def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first `count` batches of an epoch that have one of the most common shapes.
+    """Return the first `count` batches of an epoch whose shapes are among the most common.
 
     `shapes` is the number of shapes to keep. The function keeps the shapes whose batches have the
     most positions in total.
@@ -137,7 +137,7 @@ def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
 
 
 def text_sources(config: Config, count: int) -> list[list[int]]:
-    """Return the tokens of the first `count` source sentences, including EOS."""
+    """Return the tokens, including EOS, of each of the first `count` source sentences."""
     from transformer_jax.data.prepare import prepare
 
     source, _ = prepare(config.data).tokens("train")

@@ -3,10 +3,10 @@
     transformer-jax sweep experiments/positions/multi30k.py --seeds 3
     python -m experiments.positions sweeps/multi30k
 
-A run takes about seven minutes on one CPU core, including scoring. configs/multi30k.py describes
-where the Multi30k files must be. With L = 14, 6,227 of the 29,000 pairs are short enough to train
-on. Among the 2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3 L
-tokens, and none have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py,
+Training and scoring one model takes about seven minutes on one CPU core. configs/multi30k.py
+explains where to put the Multi30k files. With L = 14, 6,227 of the 29,000 pairs are short enough to
+train on. Among the 2,014 dev and test captions, 65 have more than 2.5 L tokens, 20 have more than 3
+L tokens, and none have more than 4 L tokens. The vocabulary is smaller than in configs/multi30k.py,
 so captions contain more tokens, and each token is more frequent.
 """
 

@@ -119,12 +119,12 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     """For each bucket, return the range of means that is consistent with the first scheme's mean.
 
     By Dunnett's test, a scheme whose mean is outside this range differs significantly from the
-    first scheme. This does not hold for a scheme that lacks some seeds, or whose scores vary much
-    more between seeds than those of the other schemes. In each bucket, the probability of one or
-    more false claims is 5%. If runs are missing, some schemes have wider intervals than others, and
-    the range is as wide as the widest interval. The range is None if there are fewer than two
-    seeds, if scores do not vary, or if the first scheme's scores vary much more between seeds than
-    those of the other schemes.
+    first scheme. The range does not apply to a scheme whose seeds differ from those of the first
+    scheme, or whose scores vary much more between seeds than those of the other schemes. In each
+    bucket, the probability of one or more false claims is at most 5%. If runs are missing, some
+    schemes have wider intervals than others, and the range is as wide as the widest interval. The
+    range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme's
+    scores vary much more between seeds than those of the other schemes.
     """
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
@@ -216,11 +216,14 @@ def to_markdown(study: Study, provenance: str = "") -> str:
 
 
 def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
-    """Return a mean and its deviation, with "*" if it differs significantly from the first row."""
+    """Return a mean and its deviation, with "*" if it differs significantly from the first row.
+
+    If the scheme has no scores, return "-".
+    """
     if scheme not in study.curves:
         return "-"
     values = study.curves[scheme][number][name]
-    # Perplexities near 1 need another digit.
+    # Show perplexities near 1 with one more digit.
     digits = DIGITS[name] + (name == "perplexity" and statistics.fmean(values) < 2)
     mean = format_mean(values, digits)
     comparison = analyze_bucket(study, number, name).comparisons.get(scheme)

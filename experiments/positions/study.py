@@ -1,7 +1,7 @@
-"""Score the runs of a sweep by sentence length, within and beyond the training lengths.
+"""Score a sweep's runs by sentence length, both within and beyond the training lengths.
 
 This module computes the scores from the files that `evaluate` saved. `read_scores` reads the scores
-from an earlier report's `table.csv` instead. L is the length of the longest training sentence in
+from an earlier report's `table.csv` instead. L is the maximum length of a training sentence in
 tokens, including EOS (data.max_length). Each row of the sweep represents a position scheme.
 """
 
@@ -44,7 +44,7 @@ class Bucket:
 
 
 Curve = Sequence[Mapping[Score, Sequence[float]]]
-"""A scheme's scores in each bucket, with one value per seed."""
+"""A position scheme's scores in each length bucket, with one value per seed."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,11 @@ class Study:
     seeds: Mapping[str, Sequence[int]]
     """The seeds of each scheme's finished runs, in the same order as the scores."""
     max_training_length: int
-    """L, the length of the longest training sentence."""
+    """L, the maximum length of a training sentence in tokens, including EOS."""
     buckets: Sequence[Bucket]
     metric: Score
-    """The score that accompanies perplexity: "exact" for number words, "bleu" for other text."""
+    """The score that is reported alongside perplexity: "exact" for number words, "bleu" for other
+    text."""
     bleu_signature: str
     curves: Mapping[str, Curve]
     """The score curve of each scheme that has a finished run."""
@@ -68,7 +69,7 @@ class Study:
 
 
 def score_by_length(sweep: Sweep) -> Study:
-    """Split the translations of finished runs into buckets by length, and score each bucket.
+    """Split the sentences into buckets by length, and score the finished runs on each bucket.
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
@@ -116,7 +117,8 @@ def score_by_length(sweep: Sweep) -> Study:
 def read_scores(path: Path) -> Study:
     """Read a report's `table.csv`, so that its figure can be redrawn without the runs.
 
-    The result contains all scores, but no BLEU signature and no descriptions of missing runs.
+    The result contains all scores, but no BLEU signature and no descriptions of missing runs. The
+    sentence indices in each bucket are placeholders.
 
     Raises:
         StorageError: the file cannot be read.

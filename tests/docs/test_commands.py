@@ -1,4 +1,4 @@
-"""Test that the commands in the README and docs do what the pages say."""
+"""Test that the commands in the README and the docs have labels and run without errors."""
 
 import os
 import re
@@ -119,7 +119,7 @@ def test_a_cheap_command_works_in_a_fresh_clone(
 
 
 def remaining(page: Path) -> list[Command]:
-    """Return a page's tested commands, except those that another test runs."""
+    """Return a page's tested commands, except those in `RECURSIVE` and `CHEAP`."""
     return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
 
 
@@ -127,8 +127,8 @@ PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
 
 # The demo model is trained only once, and the commands on each of these pages use a copy of it.
 USE_DEMO = tuple(page for page in GUIDES if "runs/demo" in page.read_text("utf-8"))
-# Some commands on these pages use the outputs of commands on other pages, so one test runs the
-# commands of all these pages in one clone.
+# Some commands on these pages use the outputs of commands on other pages, so a single test runs the
+# commands from all of these pages in the same clone.
 TOGETHER = tuple(
     page for page in USE_DEMO if re.search("sweeps/heads|runs/other", page.read_text("utf-8"))
 )

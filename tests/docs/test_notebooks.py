@@ -1,4 +1,4 @@
-"""Test that the notebooks match their scripts, have clean outputs, and run from a fresh clone."""
+"""Test that the notebooks match their scripts and have clean outputs, and run the scripts."""
 
 import json
 import os

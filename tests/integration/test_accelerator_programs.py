@@ -1,7 +1,7 @@
 """Compile training steps for a TPU and a GPU that are not present, and test the compiled programs.
 
-The tests need libtpu (`pip install --group tpu-compile`) or JAX's CUDA plugin
-(`pip install '.[cuda]'`).
+The TPU tests need libtpu (`pip install --group tpu-compile`), and the GPU tests need JAX's CUDA
+plugin (`pip install '.[cuda]'`).
 """
 
 import json
@@ -64,8 +64,8 @@ def test_a_tpu_updates_the_state_without_a_branch(tpu_step: dict[str, Any]) -> N
 
 
 def test_a_tpu_copies_no_arrays_to_flatten_them(tpu_step: dict[str, Any]) -> None:
-    # The compiled step contains 17 copy operations. The step contained 106 copy operations when the
-    # inputs of matrix products were flattened.
+    # The compiled step contains 17 copy operations. An earlier version, which flattened the inputs
+    # of matrix products, contained 106 copy operations.
     assert tpu_step["operations"]["copy"] < 40
 
 

@@ -36,7 +36,7 @@ LINES = "lines => lines.map(x => [...['head', 'query', 'key'].map(k => +x.datase
 
 
 class View:
-    """A browser with a single page, and a list of the page's messages, errors, and requests."""
+    """A browser page, and a list of its console messages, errors, and requests."""
 
     def __init__(self, page: Any, folder: Path) -> None:
         self.page, self.folder = page, folder

@@ -199,8 +199,8 @@ def test_a_mistake_is_reported_in_one_line(
 def test_a_worker_that_cannot_run_is_skipped_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # This Python interpreter cannot import PyTorch, because the `-S` option hides installed
-    # packages.
+    # This Python interpreter cannot import NumPy or PyTorch, because the `-S` option hides all
+    # installed packages.
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Compile training steps for TPUs that are not present, and test the compiled programs.
+"""Compile training steps for TPUs that this machine lacks, and test the compiled programs.
 
 The tests need libtpu: `pip install --group tpu-compile`.
 """
@@ -21,7 +21,7 @@ pytestmark = [
     ),
 ]
 PARALLELISM = ("data", "fsdp", "pmap")
-# The demo model, and the base model with fewer layers.
+# The demo model, and the base model with fewer layers and a smaller vocabulary.
 CONFIGS: dict[str, list[str]] = {
     "tiny": [],
     "base": ["--model.num-layers", "2", "--data.vocab-size", "8000"],
@@ -95,7 +95,7 @@ def test_the_steps_fit_and_only_fsdp_splits_the_state(
 
 
 def parameter_bytes(answers: dict[str, dict[str, Any]]) -> float:
-    """Return the parameters' size in bytes. A state also has two float32 moments per parameter."""
+    """Return the parameters' size in bytes. The state adds two float32 moments per parameter."""
     return answers["data"]["programs"][0]["state_bytes"] / 3
 
 
@@ -113,7 +113,7 @@ def test_fsdp_only_gathers_parameters_and_adds_gradients(
 ) -> None:
     found = collectives(answers["fsdp"])
     gathered = sum(c["bytes"] for (kind, _), c in found.items() if kind == "all-gather")
-    # Each device rounds a matrix to bfloat16 and then sends it only once.
+    # Each device rounds its part of a matrix to bfloat16, and then sends it only once.
     assert 0.9 * parameter_bytes(answers) / 2 < gathered < 1.1 * parameter_bytes(answers) / 2
     kinds = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
     assert {kind for kind, _ in found} <= kinds

@@ -211,7 +211,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     assert metrics_of(resumed) == metrics_of(path)
 
 
-# Between reports, the loop reads each step's result two steps later.
+# Between reports and checkpoints, the loop reads each step's result two steps later.
 @pytest.mark.parametrize(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.exhaustive)]
 )

@@ -84,7 +84,7 @@ def wait_for_metrics(run: Path, processes: list[subprocess.Popen[str]]) -> None:
 def train_in_forks(
     forks: Forks, folder: Path, *options: Sequence[str], num_devices: int = 1
 ) -> Path:
-    """Start one process for each list of options, wait until the run ends, and return its path."""
+    """Start one process for each list of options, wait for the run to end, and return its path."""
     (folder / "mine.py").write_text(CONFIG)
     command, log = ("train", "mine.py", "--out", "run"), folder / "log"
     settings: dict[str, Any] = {"folder": str(folder), "num_devices": num_devices}
@@ -202,7 +202,7 @@ SUPERVISED = ("--supervise", "--step-timeout", "10")
 
 
 def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_code: int) -> None:
-    """Make one process fail during training, and check how both processes end."""
+    """Make one process fail in the given phase, and check how both processes end."""
     code = FAILURE.format(process=process, phase=phase, failure=failure)
     processes = start_two(folder, "train", "mine.py", "--out", "run", *SUPERVISED, code=code)
     results = wait_for_end(processes)

@@ -50,7 +50,7 @@ NOT_FILES = ["nothing", "dangling", "folder", "pipe", "device"]
 
 
 class RandomCorpus:
-    """A corpus on disk, with the error messages and counts that `prepare` should print."""
+    """A random corpus, and the error messages and counts that `prepare` should print for it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -121,7 +121,7 @@ class RandomCorpus:
             self.faults.append((f"{either} has no lines",))
 
     def break_file(self) -> None:
-        """Remove a file, replace it with a non-regular file, or break its content."""
+        """Remove a file, replace it with a non-regular file, corrupt it, or blank the train set."""
         name = self.rng.choice(list(self.files))
         kind = self.rng.choice([*NOT_FILES, "utf-16", "noise", "blank", "gzip"])
         if kind in NOT_FILES:
@@ -160,9 +160,9 @@ class RandomCorpus:
         self.faults.append((f"{self.names(split)[side]}, line ", "more than 65536 bytes"))
 
     def encode(self, name: str) -> bytes:
-        """Return a file's contents, encoded the way a text editor might save them.
+        """Return a file's contents, randomly encoded in one of the ways that `prepare` accepts.
 
-        For example, the file can have a byte order mark or CRLF line endings, and it can be
+        For example, the contents may have a byte-order mark or CRLF line endings, and they may be
         compressed.
         """
         lines, rng = self.files[name], self.rng
@@ -238,5 +238,5 @@ def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
         except AssertionError as error:
             raise AssertionError(f"corpus {seed}") from error
         rejected += code != 0
-    # Both outcomes must occur often enough to exercise both checks.
+    # Accepted and rejected corpora must both be common enough to exercise both checks.
     assert 0.3 * len(seeds) < rejected < 0.8 * len(seeds)

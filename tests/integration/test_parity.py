@@ -35,12 +35,12 @@ pytestmark = pytest.mark.slow
 # The largest acceptable difference, relative to the largest value in each array.
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12}
 GRADIENT_TOLERANCES = {"float32": 5e-4, "float64": 1e-11}
-# The tolerance grows with the number of steps, because errors accumulate.
+# These tolerances are larger, because errors accumulate over the training steps.
 TRAINING_TOLERANCES = {"float32": 5e-4, "float64": 1e-9}
 
 
 class Pair(NamedTuple):
-    """The same model in both libraries."""
+    """The same model in this package and in the transformers library."""
 
     config: ModelConfig
     model: Transformer

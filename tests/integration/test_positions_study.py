@@ -210,7 +210,7 @@ def test_the_notes_name_the_rows_to_which_the_bands_do_not_apply() -> None:
     text = to_text(["base", "near", "far"])
     assert "every mean outside its bucket's gray band differs significantly.\n" in text
     text = to_text(list(values))
-    # The mean of the wide row is outside the band, but it does not differ significantly.
+    # The wide row's mean is outside the band, but does not differ significantly from base's mean.
     assert "| wide | 10.0 ± 9.5 |" in text
     assert "| far | 9.2 ± 0.2\\* |" in text
     assert "gray band differs significantly, except for rows that a note below names.\n" in text
@@ -298,7 +298,7 @@ def test_a_mean_at_the_edge_of_the_band_has_a_simultaneous_p_value_of_5_percent(
         # With two rows, Dunnett's method with seeds as blocks is equivalent to the paired t-test.
         p = stats.ttest_rel(base, other - other.mean() + edge).pvalue
         assert p == pytest.approx(0.05, rel=0.01)
-    # With more rows, the probability of making any false claim is still 5%.
+    # With more rows, the probability of any false positive is still 5%.
     rows = np.stack([base, other, rng.normal(3, 0.1, 4)])
     [joint] = significance_bands(make_study(*rows), name)
     assert joint is not None

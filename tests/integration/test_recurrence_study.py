@@ -50,7 +50,7 @@ def finish(run: SweepRun) -> None:
 
 
 def write_evaluation(evaluation: Path, decode: DecodeConfig, shift: int = 0) -> None:
-    """Write an evaluation in which each sentence has `shift` fewer correct words."""
+    """Write an evaluation in which each translation has `shift` fewer correct words."""
     evaluation.mkdir(parents=True)
     rows = "".join(f"{length},5,2.5\n" for length, _ in SENTENCES)
     (evaluation / "sentences.csv").write_text(f"source_tokens,target_tokens,nll\n{rows}")

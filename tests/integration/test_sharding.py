@@ -50,7 +50,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Float64 differences between sharded and one-device training, by dropout rate and sharding.
+    """Float64 differences from one-device training, and the largest share of the state on a device.
 
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
@@ -277,7 +277,7 @@ def test_a_run_that_changes_devices_and_shardings_ends_as_one_that_does_not(
         train_on(2, path, killed_at=9, parallelism="data", steps=10)
     assert caught.value.returncode == -signal.SIGKILL
     several = train_on(1, path, steps=10)
-    # The run whose devices changed also scored the development set whenever it stopped. Ignore
+    # The run that changed devices also scored the development set each time it stopped. Ignore
     # these extra scores.
     reports = {(line["step"], line["split"]) for line in one_device}
     several = [line for line in several if (line["step"], line["split"]) in reports]

@@ -257,7 +257,7 @@ def test_a_dry_run_calls_no_slurm_command_and_creates_nothing(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A run that was submitted as job 7_0. This process mimics the task of job 7_0."""
+    """A run that was submitted as job 7_0. The test process plays the role of this job's task."""
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
@@ -344,8 +344,8 @@ def test_a_finished_run_is_not_queued_again(run: SweepRun) -> None:
     assert read_status(run).status == "done"
 
 
-# If this `sitecustomize.py` is on the Python path, every trainer of the run base/seed-1 fails until
-# a file named `mended` exists.
+# If this `sitecustomize.py` is on the Python path, every process that trains the run base/seed-1
+# fails until a file named `mended` exists.
 FAULTS = """
     import os, sys
     if sys.argv[1:2] in (["train"], ["resume"]):

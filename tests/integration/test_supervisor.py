@@ -43,7 +43,7 @@ TRAINER = """
 # is short, because the tests of silent trainers wait that long.
 STEP_TIMEOUT = 3.0
 DEADLINE = 600.0
-# Programs in which a process ends while it shows a progress bar.
+# In each of these programs, a process dies while it shows a progress bar.
 KILLED = """
     import sys
     from pathlib import Path
@@ -71,7 +71,7 @@ ABANDONED = """
 
 
 def trainer_command(folder: Path, *code: str) -> list[str]:
-    """Return the command for a simulated trainer that sends heartbeats and runs `code`."""
+    """Write a program that simulates a trainer by running `code`, and return its command."""
     path = folder / "trainer.py"
     path.write_text("\n".join(map(textwrap.dedent, (TRAINER, *code))))
     return [sys.executable, str(path)]
@@ -260,8 +260,8 @@ def test_signals_reach_the_trainer_once_each(
     assert read_line(supervisor) == "ready"
     assert os.getpgid(trainer) != os.getpgid(supervisor.pid)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        # Signal the whole process group, as a terminal does. Wait until each signal is reported,
-        # because identical pending signals are merged into one.
+        # Send each signal to the whole process group, as a terminal does. Wait until the signal
+        # is reported, because identical pending signals are merged into one.
         os.killpg(supervisor.pid, number)
         assert read_line(supervisor) == number.name
     out, _ = supervisor.communicate(timeout=DEADLINE)
@@ -394,7 +394,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("number", "condition", "error"),
     [
-        # The supervisor cannot determine the step time before the second message of a phase.
+        # The supervisor knows the step time only after two consecutive messages report steps.
         (
             signal.SIGSTOP,
             "step > 45 and heartbeat._beats > 6",

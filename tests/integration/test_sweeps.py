@@ -92,7 +92,7 @@ def statuses_in(folder: Path) -> dict[str, RunStatus]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait until a condition holds, and fail if the process ends first."""
+    """Wait until a condition holds; fail if the process ends first, or after 400 s."""
     deadline = time.monotonic() + 400
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -100,7 +100,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.1)
 
 
-# The fast tests of the launcher, the worker, and the report run small programs instead of training.
+# The faster tests of the launcher, the worker, and the report do not train models.
 @pytest.mark.slow
 def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -116,7 +116,7 @@ def test_a_sweep_trains_scores_and_reports_a_run(
     options: list[str] = []
     for split in ("train", "dev"):
         options += [f"--data.{split}", "text.en", "text.de"]
-    # Training also uses greedy search, so scoring does not compile another search.
+    # With greedy search, which training also uses, scoring does not compile a second search.
     options += ["--train.steps", "4", "--decode.beam-size", "1"]
     assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
     assert "1 done" in capsys.readouterr().out
@@ -214,7 +214,7 @@ def test_options_of_rows_apply_before_options_of_fields(
     monkeypatch.chdir(tmp_path)
     sections = ["--data-from", "other.py", "--train-from", "other.py", "--scale", "half"]
     fields = ["--train.steps", "12", "--data.num-pairs", "160"]
-    # Record the sweep's rows instead of training them.
+    # Record the sweep's rows instead of training their models.
     calls: list[dict[str, Row]] = []
     monkeypatch.setattr(commands.sweeps.Sweep, "run", lambda _, rows: calls.append(rows))
     assert main(["sweep", "mine.py", *sections, *fields]) == 0
@@ -234,7 +234,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
 ) -> None:
     (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
     monkeypatch.chdir(tmp_path)
-    # Store the plan instead of training the runs.
+    # Store the plan instead of training any models.
     monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
     wide = ["sweep", "mine.py", "--model.d-ff", "48"]
     for arguments in (["sweep", "mine.py"], wide, wide):

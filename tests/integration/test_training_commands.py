@@ -120,7 +120,7 @@ def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(
     assert main(["package", "done", "--average-checkpoints", "1", "--out", "packaged"]) == 0
     capsys.readouterr()
     assert main(["reproduce", "packaged"]) == 2
-    assert "packaged is packaged: reproduce the run" in capsys.readouterr().err
+    assert "packaged is a package: reproduce the original run" in capsys.readouterr().err
     Path("done-reproduced").mkdir()
     Path("done-reproduced/mine").touch()
     assert main(["reproduce", "done"]) == 2
@@ -152,7 +152,7 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
         assert any("warning: 405 steps are 101 passes" in line for line in lines) is is_warned
 
 
-# This test takes minutes. The tests in `test_faults` send every signal to forked processes instead.
+# This test takes minutes. For a faster check of all signals, `test_faults` uses forked processes.
 @pytest.mark.exhaustive
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(

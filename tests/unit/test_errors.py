@@ -24,7 +24,7 @@ def caused_by(error: BaseException, cause: BaseException) -> BaseException:
         (GONE, True),
         (caused_by(StorageError("checkpoint 8 could not be written"), GONE), True),
         (caused_by(StorageError("8"), caused_by(ValueError("the save failed"), GONE)), True),
-        # Orbax raises this error if a process is gone.
+        # Orbax raises this error if another process has died.
         (caused_by(StorageError("8"), TimeoutError("Timeout waiting at barrier 'save'.")), True),
         (caused_by(StorageError("8"), TimeoutError(110, "timed out", "runs/barrier")), False),
         (ValueError("a bug"), False),

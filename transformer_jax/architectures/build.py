@@ -1,6 +1,6 @@
 """Build a model for any `model.architecture`, and decode with it.
 
-Only this file maps architecture names to functions.
+Only this file maps architecture names to the functions that build and run models.
 Shapes: B batch, S source positions, T target positions, J hypotheses per sentence, L maximum
 translation length, N vocab_size.
 """

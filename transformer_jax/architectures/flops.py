@@ -1,4 +1,4 @@
-"""Count the multiply-adds in a model's layers, excluding the output projection.
+"""Count the multiply-adds in recurrent and convolutional layers, excluding the output projection.
 
 Shapes: B sentence pairs in a batch.
 """

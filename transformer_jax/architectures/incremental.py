@@ -106,7 +106,7 @@ def decode_step(
 def attention_weights(
     model: IncrementalModel, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "layers B 1 T S"]]:
-    """Return the "cross" attention weights of a forward pass, or {} if there is no attention."""
+    """Return a forward pass's "cross" attention weights, or {} if the model has no attention."""
     if model.config.attention_score == "none":
         return {}
     _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])

@@ -16,7 +16,7 @@ from transformer_jax.model.build import choose_components
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with its four projections (section 3.2): O(n^2 d)."""
+    """Multi-head self-attention (section 3.2): O(n^2 d), not counting its four projections."""
 
     d_model: int
     num_heads: int = 8
@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Attend from each position to the positions within the window."""
+        """Attend from each position to all positions, or only to those within the window."""
         width = self.d_model // self.num_heads
         config = ModelConfig(
             d_model=self.d_model,
@@ -96,4 +96,5 @@ LAYERS: Mapping[str, type[nn.Module]] = {
     "Separable Convolutional": SeparableConvolution,
     "Self-Attention (restricted)": RestrictedSelfAttention,
 }
-"""The modules, keyed by layer type. To construct a layer, pass `d_model` to its class."""
+"""The module classes, keyed by the layer names in Table 1. To construct a layer, pass `d_model` to
+its class."""

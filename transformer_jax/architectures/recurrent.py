@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders, with and without attention.
 
-The decoder follows Luong et al. (2015): the cells read a token, their output is the query of the
-attention to the source, and the context and the output form the attentional vector, tanh(W
+The decoder follows Luong et al. (2015): the cells read a token, and their output is the query for
+attention to the source. The context and the output then form the attentional vector, tanh(W
 [context; output]). In contrast, the model in Bahdanau et al. (2015) attends before its cells read
 the token, and it has no attentional vector. Without attention, the encoder's last states are the
 decoder's only information about the source (Sutskever et al. 2014).
@@ -187,7 +187,7 @@ class RecurrentModel(IncrementalModel):
         return self.output_embedding.logits(self.dropout(output, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
-        """Return the source's keys and values."""
+        """Return the source's keys and values, or () if the decoder has no attention."""
         return self.decoder.prepare(memory, memory_mask)
 
     def initial_carry(self, memory: Memory, num_hypotheses: int) -> DecoderState:

@@ -56,7 +56,7 @@ class SourceAttention(nn.Module):
         values: Float[Array, "B S D"],
         mask: Bool[Array, "B 1 1 S"],
     ) -> Source:
-        """Project the keys once, for all queries."""
+        """Project the keys for the additive score, once for all queries."""
         return Source(self.key(keys)[:, :, None], values[:, :, None], mask)
 
     def __call__(

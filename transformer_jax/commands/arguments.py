@@ -45,7 +45,7 @@ class Words(NamedTuple):
 
     positional: list[str]
     own: list[str]
-    """The positional arguments, then the options that are not in `of_config`, with their values."""
+    """The positional arguments, followed by all options outside `of_config` and their values."""
     of_config: list[str]
     """The options that change config fields, with their values."""
 
@@ -54,7 +54,7 @@ def split_words(words: Sequence[str], command: type) -> Words:
     """Classify the words after a command's name, and check the options and their values.
 
     Raises:
-        UsageError: an option does not exist, or its value has the wrong type.
+        UsageError: an option does not exist, or its value is missing or invalid.
     """
     options = option_types(command)
     positional, own, of_config, rest = list[str](), list[str](), list[str](), list(words)

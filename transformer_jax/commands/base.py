@@ -115,7 +115,7 @@ def check_new_file(path: Path) -> None:
     """Check in advance that a command can create a file without overwriting an existing one.
 
     Raises:
-        UsageError: the path already exists.
+        UsageError: the path already exists, or its name is too long.
         StorageError: the path's folder does not exist or is not writable.
     """
     with storage_errors(f"{path} cannot be written"):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Compile(FileCommand):
     """Compile the training step for TPUs or GPUs that this machine does not have.
 
-    The command prints the collectives in a step and the memory that each device needs. It does not
-    predict how long a step takes. The exit code is 71 if the step does not fit in memory.
+    The command prints the collectives in a step and the memory that each device needs. The command
+    does not predict the duration of a step. The exit code is 71 if the step does not fit in memory.
     """
 
     target: Annotated[tuple[str, ...], arg(metavar="TARGET...")] = ()
@@ -50,8 +50,9 @@ class Compile(FileCommand):
         """Compile the training step, and print the results.
 
         Raises:
-            UsageError: a target does not exist, cannot run the config's attention, or needs
-                software that is not installed (a compiler or cuDNN).
+            UsageError: no target is given, `fit` and `largest` are both set, or a target does not
+                exist, cannot run the config's attention, or needs software that is not installed (a
+                compiler or cuDNN).
             OutOfMemoryError: the training step does not fit in the memory of a target device.
         """
         targets = [parse_target(target) for target in self.target]

@@ -126,9 +126,10 @@ class Export(CheckpointCommand):
 class Import(PathCommand):
     """Create a run from a model in safetensors format or Hugging Face's Marian format.
 
-    The command reads folders that the export command wrote, and other Marian
-    models that this package can represent. You can load the new run, evaluate
-    it, and use it with `train --init-from`, but you cannot resume it.
+    The command reads safetensors and Marian folders that the export command
+    wrote, and other Marian models that this package can represent. You can load
+    the new run, evaluate it, and use it with `train --init-from`, but you
+    cannot resume it.
     """
 
     source: Positional[Annotated[Path, arg(metavar="SOURCE", help_behavior_hint="(required)")]]

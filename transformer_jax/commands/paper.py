@@ -17,7 +17,7 @@ from transformer_jax.paper.index import ITEMS, Item, to_markdown
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
-# The options that apply to each item. All other options are rejected.
+# The options that apply to each item. These options are rejected for all other items.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "table1": ("lengths", "widths", "exact", "out"),
     "table2": ("dry_run",),
@@ -60,7 +60,7 @@ class Paper(PathCommand):
         """Print the index or one of its entries, or reproduce a table or figure.
 
         Raises:
-            UsageError: the item does not exist, or an option does not apply to it.
+            UsageError: the item does not exist, or an option is invalid or does not apply to it.
         """
         names = {item.key: item for item in ITEMS}
         key = None if self.item is None else self.item.lower().replace(" ", "")

@@ -36,7 +36,7 @@ class Attention(RunCommand):
     view: View = "heads"
     """`heads` shows two columns of tokens joined by lines, as in figures 3 to 5
     of the paper. `grid` shows a heat map for each layer and head. `alignment`
-    shows the mean over the layer's heads as one heat map."""
+    shows one heat map: the mean over the selected heads of the layer."""
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. `grid` always shows all heads. Default: all."""
     position: int | None = None

@@ -45,8 +45,8 @@ class Plot(PathCommand):
 
     loss: the loss by position and by sentence length.
 
-    heads: how much the loss increases when each attention head is masked, and
-    how many heads can be masked before the increase exceeds --margin.
+    heads: how much the loss increases when each attention head is masked alone,
+    and how many heads can be masked before the increase exceeds --margin.
     """
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]] = ()
@@ -54,12 +54,13 @@ class Plot(PathCommand):
     kind: Kind = "curves"
     """What to plot."""
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
-    """The file to create. Its name ends in .svg or .png."""
+    """The file to create. The file name must end in .svg or .png."""
     metrics: tuple[str, ...] = ()
     """For `curves`: the names of the metrics, such as dev/perplexity. Default:
     train/loss, dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
-    """For `positions`: the number of positions to plot. Default: at most 128."""
+    """For `positions`: the number of positions to plot. Default: 128, or the
+    model's maximum if that is smaller."""
     offset: int | None = None
     """For `positions`: the offset k of the plotted linear map from PE(pos) to
     PE(pos + k). Default: 1."""
@@ -68,12 +69,14 @@ class Plot(PathCommand):
     num_sentences: int | None = None
     """For `heads`: score the first N sentences of the split. Default: 256."""
     margin: float | None = None
-    """For `heads`: the acceptable increase in loss, in nats per token. Default: 0.05."""
+    """For `heads`: the largest acceptable increase in loss, in nats per token.
+    Default: 0.05."""
     average_checkpoints: int | None = None
     """For `positions`, `loss`, and `heads`: average the last N scheduled
     checkpoints. Default: the run's decode.average_checkpoints."""
     step: int | None = None
-    """For `positions`, `loss`, and `heads`: the step of the checkpoint. Default: the latest."""
+    """For `positions`, `loss`, and `heads`: the step of the checkpoint, or of
+    the last checkpoint to average. Default: the latest."""
 
     def run(self) -> None:
         """Create the plot and write it to the file.

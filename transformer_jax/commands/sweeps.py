@@ -49,8 +49,8 @@ class Sweep(ConfigCommand):
     rows differ."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME, where NAME is the first config's
-    name, or sweeps/NAME-2 if sweeps/NAME contains a sweep with different
-    configs."""
+    name. If that folder contains a sweep with different configs, the default is
+    sweeps/NAME-2, and so on."""
     launcher: Literal["local", "slurm"] = "local"
     """`local` trains on this machine's devices and waits until all runs end.
     `slurm` submits the runs to Slurm."""
@@ -214,7 +214,10 @@ def _print_disk_space(
 
 
 def _prepare_data(sweep: "plan.Sweep") -> None:
-    """Prepare each corpus once, in advance, so that runs with the same corpus do not wait."""
+    """Prepare each corpus once, in advance, so that runs with the same corpus do not wait.
+
+    Print warnings about repeated text and unusual warmups.
+    """
     from transformer_jax.data.prepare import prepare
 
     with progress_bar() as progress:

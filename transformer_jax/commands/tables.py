@@ -131,8 +131,8 @@ def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: st
 def show_table(table: Table) -> None:
     """Print a table without truncating its text. By default, Rich truncates cells that do not fit.
 
-    In a terminal, long cells wrap, but if the words and numbers do not fit side by side, the table
-    is wider than the terminal. Outside a terminal, such as in a file, each row is one line.
+    In a terminal, long cells wrap. If the columns still do not fit, the table is wider than the
+    terminal. Outside a terminal, such as in a file, each row is one line.
     """
     for column in table.columns:
         column.overflow = "fold"

@@ -114,7 +114,7 @@ class Train(FileCommand, TrainingCommand):
     out: Path | None = None
     """The run's folder. Default: runs/NAME, where NAME is the config's name."""
     init_from: Path | None = None
-    """Start from this run's latest parameters and its vocabulary."""
+    """Start with the vocabulary and the latest parameters of this run."""
 
     @property
     def path(self) -> Path:
@@ -122,7 +122,7 @@ class Train(FileCommand, TrainingCommand):
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Create the run in the primary process, and train it in all processes."""
+        """Create the run in the primary process, and train its model in all processes."""
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before importing JAX, so that errors appear immediately.
@@ -159,7 +159,7 @@ class Resume(TrainingCommand):
         return Path(self.run_folder)
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the run's config."""
+        """Return the run's config, with `with_sections` applied."""
         return self.with_sections({"": Row(RunFolder.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
@@ -176,7 +176,7 @@ class Resume(TrainingCommand):
 
 @dataclass(frozen=True)
 class Reproduce(PathCommand):
-    """Retrain a run from scratch, and check that the parameters are bit-identical.
+    """Retrain a run's model from scratch, and check that the parameters are bit-identical.
 
     To resume an interrupted reproduction, run the same command again.
     """
@@ -187,11 +187,13 @@ class Reproduce(PathCommand):
     """The new run's folder. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Retrain up to the run's latest checkpoint, and compare both runs' checkpoints.
+        """Train up to the step of the run's latest checkpoint, and compare both runs' checkpoints.
 
         Raises:
+            UsageError: the run is a package or has no checkpoint after step 0, or the new run's
+                folder contains something else.
             DataError: the text differs from the run's text.
-            NotReproducedError: the parameters differ.
+            NotReproducedError: the parameters differ, or training ended at a different step.
         """
         original = RunFolder.open(Path(self.run_folder))
         if original.package is not None:
@@ -253,7 +255,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
 
 
 def _environment(checkpoint: JsonObject) -> dict[str, str]:
-    """Return the software versions and devices that a checkpoint was trained with."""
+    """Return the software versions and devices recorded in a checkpoint's metadata."""
     devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
     return {**checkpoint.get("versions", {}), **devices}
 

@@ -33,7 +33,7 @@ class Check:
 
     @property
     def fits(self) -> bool:
-        """Whether all programs fit in the target's memory."""
+        """Whether all programs fit in the target's memory; False if there are no programs."""
         return bool(self.programs) and all(program.fits for program in self.programs)
 
     @property

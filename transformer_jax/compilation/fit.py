@@ -36,7 +36,7 @@ class Cure:
 def find_cures(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Cure]:
-    """Find each single change that makes the step fit, or combine all changes if none is enough.
+    """Find each change that is enough to make the step fit; if there is none, combine all changes.
 
     `program` is the compiled step that does not fit in memory. Before suggesting a change, this
     function compiles the step with the change to check that the step fits.
@@ -62,9 +62,10 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit in memory.
 
-    The bisection stops within 5% of the exact value, or within lcm(`ROW_MULTIPLE`, `num_devices`)
-    rows if that is more. It never tries more than `MAX_BATCH_TOKENS` tokens. Return the number of
-    tokens and the compiled program, or None if even the smallest batch does not fit.
+    The search returns a batch size within 5% of the largest one that fits, or within
+    lcm(`ROW_MULTIPLE`, `num_devices`) rows if that is more. The search never tries more than
+    `MAX_BATCH_TOKENS` tokens. Return the number of tokens and the compiled program, or None if even
+    the smallest batch does not fit.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

@@ -40,13 +40,14 @@ class StepProgram:
     fits: bool
     """Whether the program compiles and is not known to need more than `capacity_bytes`."""
     peak_bytes: int | None
-    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler rejects the
-    program without reporting its memory use."""
+    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler does not
+    report the program's memory use."""
     state_bytes: int
     """The part of `peak_bytes` used by the parameters, Adam's moments, and the step counts."""
     capacity_bytes: int
     model_flops: float
-    """The FLOPs of a step's matrix products, counted as in a run's metrics but for full rows."""
+    """The FLOPs of a step's matrix products if no row contains padding, counted as in a run's
+    metrics."""
     program_flops: float | None
     """The number of FLOPs that the compiler reports, with each loop body counted once. None if the
     compiler does not report a number."""
@@ -134,7 +135,7 @@ def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
 
 
 def _required_bytes(message: str) -> int | None:
-    """Return the memory requirement stated in a compiler's error message."""
+    """Return the memory requirement, in bytes, from a compiler's error message, or None."""
     match = REQUIRED.search(message)
     return int(float(match[1]) * UNITS[match[2]]) if match else None
 

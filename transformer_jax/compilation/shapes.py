@@ -24,8 +24,8 @@ class Shapes(NamedTuple):
 def assume_shapes(config: Config) -> Shapes:
     """Return the shapes of full batches whose source and target have equal widths.
 
-    The widths are 16, 32, ..., `data.max_length`. The widest batch needs the most memory, so its
-    memory use is an upper bound for any text.
+    The widths are 16, 32, 64, and so on, up to `data.max_length`. The widest batch needs the most
+    memory, so its memory use is an upper bound for any text.
     """
     data = config.data
     doubled = (MIN_WIDTH << i for i in itertools.count())

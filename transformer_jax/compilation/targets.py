@@ -28,8 +28,8 @@ class TPU(NamedTuple):
     """A generation of TPUs."""
 
     capacity: float
-    """The usable memory per device, in GiB. The error for a program that needs more memory states
-    this number. The values are from libtpu 0.0.42."""
+    """The usable memory per device, in GiB. If a program needs more memory, the compiler's error
+    message states this number. The values are from libtpu 0.0.42."""
     dimensions: int
     """The number of dimensions of a slice."""
     devices_per_chip: int = 1

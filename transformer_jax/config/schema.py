@@ -75,7 +75,8 @@ class Config:
         """Return a copy with some fields changed, as in `base.change(model={"num_heads": 4})`.
 
         Raises:
-            ConfigError: a section or field does not exist, or a value violates a rule.
+            ConfigError: a section or field does not exist, a value violates a rule, or two fields
+                conflict.
         """
         changed = {}
         for name, fields in sections.items():
@@ -117,7 +118,7 @@ class Config:
         }
 
     def warnings(self) -> list[str]:
-        """Return a warning for each setting that is valid but unusual, and may be a mistake."""
+        """Return a warning for each valid but unusual setting, which may be a mistake."""
         model = self.model
         return [
             f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"

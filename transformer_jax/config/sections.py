@@ -26,7 +26,7 @@ MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
 HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
-# The position schemes that act on the embeddings rather than within self-attention.
+# The values of `positions` that leave self-attention unchanged.
 ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
@@ -106,10 +106,11 @@ class ModelConfig(ConfigSection):
     gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
     paper, which suggests this limit as future work."""
     attention_bias: bool = False
-    """Add biases to the four attention projections. Differs from the paper, which
-    has no biases there."""
+    """Add biases to the four attention projections. Differs from the paper, whose
+    projections have no biases."""
     output_bias: bool = False
-    """Add a per-token bias to the logits. Differs from the paper, which has none."""
+    """Add a per-token bias to the logits. Differs from the paper, which does not add
+    a bias to the logits."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
@@ -280,9 +281,9 @@ class DataConfig(ConfigSection):
     separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
     """The kind of token in the target vocabulary, if data.source_vocab_size is
-    set. With `words`, each distinct word in the targets is a token, which
-    differs from the paper. Use `words` for targets that consist of symbols,
-    such as linearized trees."""
+    set. With `words`, the tokens are the most frequent words in the targets,
+    which differs from the paper. Use `words` for targets that consist of
+    symbols, such as linearized trees."""
     bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a
@@ -349,8 +350,8 @@ class TrainConfig(ConfigSection):
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
     """How the fraction train.label_smoothing is divided among tokens. With
     `vocabulary`, each of the V tokens, including the true token, gets a share
-    of 1/V. With `other_tokens`, each token except the true one gets 1/(V-1), as
-    in Tensor2Tensor. The paper does not say which variant it uses."""
+    of 1/V. With `other_tokens`, each token except the true one gets a share of
+    1/(V-1), as in Tensor2Tensor. The paper does not say which variant it uses."""
     gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
     """Split each batch into this many micro-batches to save memory. Each
     micro-batch uses its own dropout masks."""
@@ -371,14 +372,15 @@ class TrainConfig(ConfigSection):
     checkpoint_unit: Literal["step", "epoch"] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, POSITIVE] = 1
-    """At every Nth scheduled checkpoint, also translate the development set and compute BLEU."""
+    """At every Nth scheduled checkpoint and after the last step, also translate the
+    development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE] = None
     """Stop early if the development perplexity does not improve for this many
     consecutive scheduled checkpoints. Differs from the paper, which trains for
     a fixed number of steps."""
     keep_checkpoints: Annotated[int, POSITIVE] = 20
-    """Number of recent scheduled checkpoints to keep for averaging. The best
-    checkpoint is always kept."""
+    """Number of recent scheduled checkpoints to keep for averaging. The checkpoint
+    with the lowest development perplexity is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery
     checkpoint is saved after step 1, and the intervals then grow to this

@@ -109,7 +109,7 @@ def _check_type(field: str, field_type: TypeForm, value: object) -> None:
     allowed = (
         typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     )
-    # Every field of tuple type contains a pair of strings.
+    # Every tuple field contains a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
     # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass
     # of int.

@@ -157,7 +157,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return one process's rows of this step's batch. Empty rows pad all shards to one size."""
+        """Return one process's rows of this step's batch. Empty rows equalize the shard sizes."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

@@ -12,7 +12,7 @@ from transformer_jax.data.tree_files import TreeFiles
 
 
 class Corpus(Protocol):
-    """A parallel corpus with disjoint splits. Each split is a fixed sequence of line pairs."""
+    """A parallel corpus. Each split is a fixed sequence of line pairs."""
 
     @property
     def name(self) -> str:
@@ -50,6 +50,6 @@ def bleu_tokenizer(config: DataConfig) -> str:
     """Return the name of the sacreBLEU tokenizer for hypotheses and references."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
-    # A German number is a single word, so word-level BLEU would find no n-grams with n > 1. The
-    # symbols of a linearized tree are already separated by spaces.
+    # A spelled-out German number is a single word, so word-level BLEU would find few n-grams with
+    # n > 1. The symbols of a linearized tree are already separated by spaces.
     return {"number_words": "char", "trees": "none"}.get(config.corpus, "13a")

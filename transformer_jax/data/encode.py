@@ -117,8 +117,8 @@ class SplitWriter:
                     progress(f"encoding {self.split}", done, total)
                     self._write_journal(done, outcome)
             except DataError:
-                # If the text has changed, the files contain lines from the changed text. Delete
-                # the journal so that the next attempt, perhaps with the original text, starts over.
+                # The text may have changed, so the files may contain lines from different versions
+                # of the text. Delete the journal, so that the next attempt starts over.
                 self.journal.unlink(missing_ok=True)
                 raise
         if not outcome["kept"]:
@@ -165,7 +165,10 @@ class SplitWriter:
         temporary.replace(self.journal)
 
     def _resume(self) -> tuple[int, Counter[str]]:
-        """Truncate the files to the sizes in the journal; return the progress recorded there."""
+        """Truncate the files to the sizes in the journal; return the progress recorded there.
+
+        Without a valid journal, empty the files and return a progress of zero.
+        """
         try:
             journal = json.loads(self.journal.read_bytes())
             sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from transformer_jax.data.trees import Bracket
 
-# The tags that evalb deletes with the parameter files COLLINS.prm and new.prm.
+# The punctuation tags that evalb ignores with its parameter files COLLINS.prm and new.prm.
 PUNCTUATION_TAGS = frozenset({",", ":", "``", "''", ".", "?", "!"})
 NORMALIZED_TAG = "XX"
 
@@ -90,7 +90,7 @@ class _OpenBracket(NamedTuple):
     """A bracket that has not been closed yet."""
 
     index: int
-    """The bracket's index in the order in which brackets open."""
+    """The number of brackets that opened before this one."""
     label: str
     start: int
 

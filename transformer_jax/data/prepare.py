@@ -40,12 +40,12 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the source and target tokens of a split in `report`, memory-mapped from disk."""
+        """Return the source and target tokens of a split that `report` lists, as memory maps."""
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines of a dev or test split, which must be in `report`."""
+        """Return the source and target lines of a dev or test split that `report` lists."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at other characters, such as U+2028.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
@@ -75,7 +75,7 @@ def prepare(
     Raises:
         UsageError: the config does not specify the text.
         DataError: the text cannot be used.
-        StorageError: the cache cannot be written.
+        StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
     corpora = cache_folder("corpora")
     corpus = CORPORA[config.corpus](config)
@@ -104,7 +104,7 @@ def find_prepared(
     DataError if the text has changed.
     """
     if not verify_text:
-        # Unfinished corpora and lock files have names with a suffix.
+        # Only the names of unfinished corpora and lock files have a suffix.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:
@@ -132,7 +132,7 @@ def _read_report(folder: Path) -> JsonObject | None:
 def _encode(
     folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
 ) -> JsonObject:
-    """Encode all splits in a partial folder, rename it when complete, and return its report."""
+    """Encode all splits into a partial folder, then rename the folder and return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: JsonObject = {"corpus": corpus.name, **vocabulary.describe()}

@@ -47,7 +47,7 @@ class FileCorpus:
 
     @property
     def identity(self) -> str:
-        """The SHA-256 of the names of the splits and the contents of their files."""
+        """`kind`, and the SHA-256 of the names of the splits and the contents of their files."""
         digest = hashlib.sha256()
         for split, paths in self._paths.items():
             digest.update(split.encode())
@@ -94,7 +94,11 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def count(self, split: Split) -> int:
-        """Check all lines; return the number of pairs, or raise a DataError for an invalid line."""
+        """Check all lines and return the number of pairs.
+
+        Raises:
+            DataError: a line is invalid, or the files differ in length, are empty, or have changed.
+        """
         if split not in self._counts:
             first, second = self._paths[split]
             sources, targets = _count(first, split), _count(second, split)
@@ -130,7 +134,7 @@ def is_too_long(line: str) -> bool:
 
 
 def _check_regular_file(path: Path) -> Path:
-    """Return the path if it is a regular file. Reading a named pipe could block forever."""
+    """Return a regular file's path, or raise a DataError: reading a pipe could block forever."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:

@@ -45,12 +45,13 @@ class TranslationDataset:
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.
-        DataError: the dataset is damaged, needs TensorFlow, or has no train or validation split.
-        StorageError: the dataset cannot be downloaded, written, or read.
+        DataError: the dataset cannot be built or read, needs TensorFlow, or has no train or
+            validation split.
+        StorageError: the dataset cannot be downloaded or stored.
     """
 
     dataset: str = "wmt14_translate/de-en"
-    """The dataset's name: NAME/CONFIG or NAME/CONFIG:VERSION."""
+    """The dataset's name: NAME, optionally followed by /CONFIG, :VERSION, or both."""
     languages: tuple[str, str] = ("en", "de")
     folder: Path | str | None = None
     """The TFDS data folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets."""
@@ -239,7 +240,7 @@ def _download_and_prepare(builder: Builder) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the first line of the original exception's message."""
+    """Return the first line of the original exception's message, or its type if empty."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     lines = str(error).splitlines()

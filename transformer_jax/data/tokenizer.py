@@ -166,7 +166,7 @@ def check_model(model: bytes, name: str) -> None:
     """Load a model in a separate process, because loading a corrupt model may cause a crash.
 
     Raises:
-        DataError: the model is invalid, or it crashed the separate process.
+        DataError: the model is invalid, it crashed the separate process, or loading it timed out.
         TransformerJaxError: the separate process could not import SentencePiece.
     """
     digest = digest_files(model)
@@ -190,7 +190,7 @@ def check_model(model: bytes, name: str) -> None:
 
 
 class Vocabulary(NamedTuple):
-    """The source and target tokenizers: the same object if they share a SentencePiece model."""
+    """The source and target tokenizers, which are the same object if the languages share one."""
 
     source: Tokenizer
     target: Tokenizer

@@ -37,7 +37,7 @@ class TreeFiles(FileCorpus):
         """Find each split's files in `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
 
         Raises:
-            DataError: there are no training trees or no development trees.
+            DataError: the folder cannot be read or lacks training or development trees.
         """
         self._folder = data_folder(folder)
         try:
@@ -55,7 +55,7 @@ class TreeFiles(FileCorpus):
         super().__init__(name, {split: paths for split, paths in files.items() if paths})
 
     def count(self, split: Split) -> int:
-        """Check all trees; return the number of trees, or raise a DataError for an invalid tree."""
+        """Check and count the trees; raise a DataError if one is invalid or the split is empty."""
         if split not in self._counts:
             count = sum(1 for _ in self._read_trees(split))
             if not count:

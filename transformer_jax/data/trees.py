@@ -5,8 +5,9 @@ A tree in this format can span several lines:
     ( (S (NP-SBJ (PRP It)) (VP (VBZ works)) (. .)) )
 
 The reader removes everything that parsers do not predict: empty elements (-NONE-) and constituents
-that contain nothing else, function tags (NP-SBJ becomes NP), and the bracket around the whole tree.
-If a word contains spaces, as in (NN Xpd TTD), the reader replaces them with underscores: Xpd_TTD.
+that contain nothing else, function tags (NP-SBJ becomes NP), and the bracket around the whole tree
+if its label is in `TOP_LABELS`. If a word contains spaces, as in (NN Xpd TTD), the reader replaces
+them with underscores: Xpd_TTD.
 """
 
 import re

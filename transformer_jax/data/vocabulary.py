@@ -1,6 +1,6 @@
 """Train a vocabulary on a corpus, or load it from the cache.
 
-The files are `<cache>/vocabularies/<digest of text and size>.{model,sha256}`.
+The files are `<cache>/vocabularies/<digest of text, sides, size, and unit>.{model,sha256}`.
 """
 
 import fcntl

@@ -18,7 +18,7 @@ from typing import NoReturn
 from transformer_jax.console import clear_progress_bar, message_and_exit_code, stderr
 from transformer_jax.errors import LostProcessError, is_lost_peer, summarize_error
 
-# The number of seconds that process 0 waits for the other processes to exit first.
+# The maximum number of seconds that process 0 waits for the other processes to exit first.
 GRACE_SECONDS = 10.0
 GOODBYE = "goodbye"
 

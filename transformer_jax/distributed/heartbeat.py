@@ -1,7 +1,7 @@
 """Heartbeats that a trainer sends to its supervisor, the process that monitors the trainer.
 
 A process has at most one supervisor, so this module's state is global. Without a supervisor, this
-module's functions have no effect.
+module's functions do not send anything.
 """
 
 import faulthandler
@@ -30,7 +30,8 @@ _beats = 0
 def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
-    Afterward, this process exits when its supervisor does, and dumps its stacks on SIGUSR2.
+    With a supervisor, this process then exits when the supervisor does, and dumps its stacks on
+    SIGUSR2.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:

@@ -1,4 +1,4 @@
-"""Processes that train one run together, on one or more machines.
+"""Processes that train one model together, on one or more machines.
 
 Each process has its own devices, reads its own rows of each batch, and runs the same program. All
 processes write checkpoint arrays, but only the primary process, process 0, writes anything else to
@@ -36,7 +36,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 60
 
 
 class ProcessGroup:
-    """The processes that train one run.
+    """The processes that train one model together.
 
     Every process must call `barrier`, `broadcast`, and `check_same_config` in the same order. If a
     process fails, `FailurePropagation` ends the processes that are waiting for it.
@@ -119,7 +119,7 @@ class Vote(NamedTuple):
 
 
 class StepConsensus:
-    """A nonblocking vote on signals and recovery saves among the processes after each step.
+    """A nonblocking vote among the processes on whether to stop or to save a recovery checkpoint.
 
     After each step, the devices compute the maximum of all votes. Every process reads the result
     `DELAY` steps later; by then, the result is ready. With a single process, a vote takes effect
@@ -174,8 +174,9 @@ def join_processes(
     `resolve_cluster`.
 
     Raises:
-        UsageError: only some of the last three arguments are given, or one of them is invalid.
-        ConnectionFailedError: the processes could not connect.
+        UsageError: the last three arguments are incomplete or invalid, or the environment indicates
+            that there are other processes but does not contain their addresses.
+        ConnectionFailedError: the processes cannot connect, or JAX cannot read the environment.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
     if spec is None:

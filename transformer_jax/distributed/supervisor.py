@@ -38,7 +38,7 @@ class Heartbeats:
     """The minimum timeout while the trainer is running steps. The timeout is longer if steps are
     slow."""
     phase_timeout: float
-    """The timeout during a phase, such as compilation."""
+    """The timeout during a phase, such as compilation, and until a step's duration is known."""
     step: int = 0
     phase: str = "starting"
     """The current phase, or "" while the trainer is running steps."""
@@ -95,7 +95,8 @@ def supervise(
     `forwarded_signals`.
 
     Raises:
-        LostProcessError: the trainer was stuck and was killed, or a signal terminated it.
+        LostProcessError: the trainer was stuck and was killed, or a signal other than SIGINT
+            terminated it.
     """
     ours, theirs = os.pipe()
     environment = {**os.environ, heartbeat.VARIABLE: str(theirs)}
@@ -135,7 +136,7 @@ def supervise(
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name, such as "SIGKILL"; real-time signals have only a number."""
+    """Return a signal's name, such as "SIGKILL", or "signal" and its number if it has no name."""
     return next((s.name for s in signal.Signals if s == number), f"signal {number}")
 
 

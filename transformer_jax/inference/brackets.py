@@ -3,8 +3,8 @@
 evalb (Sekine and Collins, 1997) is the standard program for scoring parsers on the Penn Treebank.
 The parameter files COLLINS.prm and new.prm define these rules:
 
-1. Words with punctuation tags are deleted. Brackets without words are also deleted, and so is a TOP
-   bracket around the whole tree.
+1. Empty elements and words with punctuation tags are deleted. Brackets without words are also
+   deleted, and so is a TOP bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
 4. A sentence is skipped if its proposed tree has no words. It counts as an error if its proposed

@@ -85,7 +85,7 @@ class Comparison:
         training loss as well as the perplexity and BLEU on the development set.
 
         Raises:
-            UsageError: no run has a metric with this name.
+            UsageError: no run has a metric with one of these names, or there are no metrics.
         """
         metrics = {
             label: [self.metrics[run.path] for run in runs] for label, runs in self.groups.items()

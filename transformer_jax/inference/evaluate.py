@@ -85,7 +85,7 @@ def read_files(run: Run, files: Files) -> Text:
     """Read parallel text from files outside the run's corpus.
 
     Raises:
-        DataError: a file cannot be used, or a line is too long for the model.
+        DataError: a file is missing or invalid, or a line is too long for the model.
     """
     for path in files:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""Store an evaluation in the run, in a folder named after the split and search options.
+"""Store an evaluation in a folder of the run, named after the split, checkpoints, and search.
 
 The folder contains these files:
 
@@ -58,10 +58,10 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 def find_result(
     folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> JsonObject | None:
-    """Return the result of this search with these averaged checkpoints, or None if not stored.
+    """Return the stored result of an evaluation with these settings, or None if there is none.
 
     A result is ignored if its BLEU signature differs from the current one (a resumed run may change
-    `data.bleu_tokenizer`), or if another program wrote it in a different format.
+    `data.bleu_tokenizer`), or if the result lacks a score or `by_length`.
     """
     settings = {
         "split": split,

@@ -1,6 +1,6 @@
 """Greedy search with any step function that `beam_search` accepts.
 
-Shapes: B sentences, L tokens in the longest translation.
+Shapes: B sentences, L maximum translation length.
 """
 
 from typing import NamedTuple
@@ -31,10 +31,11 @@ def greedy_search(
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Translations:
-    """Choose the likeliest token at each step until `eos`; the score is the log-probability.
+    """Choose the most likely token at each step, and stop at the first `eos`.
 
-    As in `beam_search`, no translation contains any of the `suppress_tokens`. Unlike a beam search
-    with one slot, this search stops at the first `eos`.
+    A translation's score is its log-probability. As in `beam_search`, no translation contains any
+    of the `suppress_tokens`. Unlike this search, a beam search with one slot does not stop at the
+    first `eos`.
     """
     num_sentences = len(limit)
     # The single hypothesis is always in slot 0.

@@ -3,7 +3,7 @@
 Michel et al. (2019) found that many heads can be removed from a trained model. `model.head_mask`
 masks heads by zeroing parameters, so all masks share one compiled program.
 
-Shapes: L layers, H heads, P losses, each with one more masked head than the previous loss.
+Shapes: L layers, H heads per layer, P numbers of masked heads (0, 1, 2, ...).
 """
 
 import math
@@ -53,7 +53,7 @@ class HeadImportance:
 
     @property
     def order(self) -> list[Head]:
-        """All heads, sorted by the loss when only that head is masked, lowest loss first."""
+        """All heads, in ascending order of the loss with only that head masked."""
         flat = np.argsort(self.masked_losses, axis=None, kind="stable")
         indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
         return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]
@@ -92,8 +92,8 @@ def head_importance(
     number of losses that may be needed.
 
     Raises:
-        UsageError: `num_sentences` is not positive, the margin is negative or NaN, the
-            loss is not finite, or `mask_heads` rejects the model.
+        UsageError: `num_sentences` is not positive, the margin is negative or NaN, the split does
+            not exist, the loss is not finite, or `mask_heads` rejects the model.
         DataError: the run's text has changed.
     """
     if num_sentences < 1:

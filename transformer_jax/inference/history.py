@@ -85,8 +85,8 @@ def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     """Return the evaluations that `evaluate` has stored in a run, ordered by split and step.
 
     Each evaluation contains the keys "split", "step", "average_checkpoints", "beam_size",
-    "beam_end", and "alpha", and the scores in `SCORE_NAMES`. Among evaluations at the same step,
-    those that used the run's own decode config come last.
+    "beam_end", and "alpha", and any stored scores in `SCORE_NAMES`. Among evaluations of the same
+    split at the same step, those that used the run's own decode config come last.
     """
     rows: list[JsonObject] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):

@@ -53,7 +53,7 @@ In a shell, `{command} < FILE` translates a file line by line.
 
 
 class StoredScores(NamedTuple):
-    """The details of a stored evaluation that the model card shows."""
+    """The details that the model card shows about a stored evaluation."""
 
     row: str
     signatures: dict[str, str]
@@ -115,8 +115,8 @@ def write_card(
 ) -> str:
     """Return the text of a model card.
 
-    `versions` has the contents of `RunFolder.versions`. `data_note` is Markdown text that describes
-    the data.
+    `versions` is the value of `RunFolder.versions`. `data_note` is Markdown text that describes the
+    data.
     """
     data = config.data
     metadata: dict[str, object] = {

@@ -92,7 +92,8 @@ def build_package(
 ) -> AbstractContextManager[RunFolder]:
     """Return a context manager that creates a package without parameters. See `RunFolder.build`.
 
-    In the package's config, absolute paths of text files are shortened to file names.
+    In the package's config, `data.folder` is None, and absolute paths of text files are shortened
+    to file names.
     """
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):

@@ -59,7 +59,7 @@ def read_references(sources: Sequence[str], references: Sequence[str]) -> list[T
 
 
 def describe_parses(values: JsonObject) -> list[str]:
-    """Return the lines that `evaluate` prints."""
+    """Format parsing scores as the lines that `evaluate` prints."""
     baseline = values["right_branching"]
     return [
         f"F1          {_describe(values)}",

@@ -83,7 +83,7 @@ def score_tokens(
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
     """Return the perplexity per token, without label smoothing (Table 3).
 
-    The token count includes end-of-sentence tokens.
+    The token count includes end-of-sentence tokens. To avoid overflow, the result is at most e^700.
     """
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

@@ -26,7 +26,7 @@ from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128
 MIN_POSITIONS = 4
-# Plot a mean only if it covers at least this many sentences.
+# Plot a mean only if it is computed from at least this many sentences.
 MIN_SENTENCES = 10
 NUM_LENGTHS = 10
 # The standard normal quantile for 95% confidence intervals.

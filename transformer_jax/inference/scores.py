@@ -27,7 +27,7 @@ class Scores:
     """BLEU's n-gram precisions, in percent, for n from 1 to 4."""
     brevity_penalty: float
     lengths: list[int]
-    """The total numbers of words in the translations and in the references."""
+    """The total numbers of BLEU tokens in the translations and in the references."""
     chrf: float
     """chrF2, in percent."""
     chrf_signature: str

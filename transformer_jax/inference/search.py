@@ -4,8 +4,8 @@ A step function reads the latest token of each hypothesis and returns the logits
 The search space consists of all sequences of at most `limit` tokens that end in `eos`. At the last
 position, only `eos` is allowed.
 
-Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L tokens in the longest
-translation, C candidates (J times min(2 J, N)).
+Shapes: B sentences, J hypotheses (the beam), N tokens in the vocabulary, L maximum translation
+length, C candidates (J times min(2 J, N)).
 """
 
 import functools
@@ -96,7 +96,7 @@ def end_if_likely(
     candidates: Float[Array, "B C"],
     is_last: Bool[Array, "B 1"],
 ) -> Bool[Array, "B J"]:
-    """Let a hypothesis finish if appending `eos` is one of its sentence's 2 J best continuations.
+    """Let a hypothesis finish if its `eos` is among the sentence's 2 J likeliest continuations.
 
     If a sentence would otherwise have no finished hypothesis at the limit, all of its live
     hypotheses can finish there.

@@ -25,7 +25,8 @@ class Task(NamedTuple):
     """A function that returns the lines that `evaluate` prints."""
 
 
-# The task for each value of `data.task`. Translation is scored only with BLEU and chrF.
+# The task for each value of `data.task` except "translation", for which BLEU and chrF are the only
+# scores.
 TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, describe_parses)}
 
 
@@ -49,7 +50,7 @@ def score_task(
 
 
 def main_score(values: JsonObject | None) -> dict[str, float]:
-    """Return the name and value of the main score in the result of `score_task`."""
+    """Return {name: value} for the main score in `score_task`'s result, or {} if that is None."""
     return {} if values is None else {values["main_score"]: values[values["main_score"]]}
 
 

@@ -55,8 +55,8 @@ def read_marian(path: Path) -> Run:
     """Read a model in Marian's format. In the returned run, `folder.path` is `path`.
 
     Raises:
-        UsageError: a field has a value that this package does not support (the message names the
-            field), or a library is missing.
+        UsageError: a field or a weight has a value that this package does not support (the message
+            names it), or a library is missing.
         StorageError: a file is missing, invalid, too large, not a regular file, or inconsistent
             with the other files.
         DataError: a tokenizer is invalid.
@@ -138,7 +138,11 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return a tokenizer, with a table if `needs_table` is true or SentencePiece's IDs differ."""
+    """Return the tokenizer for a SentencePiece model and the vocabulary's tokens.
+
+    The tokenizer has a token table if `needs_table` is true or if the IDs in the vocabulary differ
+    from those in the model.
+    """
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     if has_package_ids(table) and not needs_table:

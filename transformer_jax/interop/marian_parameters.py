@@ -153,12 +153,12 @@ def table_names(names: Collection[str]) -> dict[str, str]:
 
 
 def channel_order(d_model: int) -> Int[np.ndarray, " D"]:
-    """Return the paper's channel for each Marian channel. Marian puts sines before cosines."""
+    """Return each Marian channel's index in the paper's order. Marian puts sines before cosines."""
     return np.arange(d_model).reshape(-1, 2).T.reshape(-1)
 
 
 def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N"] | slice:
-    """Return Marian's ID for each row of a parameter, or `slice(None)` if the IDs are the same."""
+    """Return Marian's ID for each row of a parameter, or `slice(None)` if the order is the same."""
     if vocabulary is None:
         return slice(None)
     tokenizer = vocabulary.source if name.startswith("source") else vocabulary.target

@@ -25,8 +25,9 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
 
     Raises:
         UsageError: PyTorch is not installed or is too old.
-        StorageError: the file cannot be read, it contains something other than arrays, an array is
-            missing or unknown, or an array has an unexpected shape or type.
+        StorageError: the file cannot be read, it is compressed or too large, it contains something
+            other than arrays, an array is missing or unknown, or an array has an unexpected shape
+            or type.
     """
     torch = import_optional("torch", "'torch>=2.10'")
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))

@@ -27,10 +27,10 @@ from transformer_jax.special_tokens import EOS, UNKNOWN
 NUM_SENTENCES = 20
 # The number of tokens in a random sentence, for runs whose text is not available.
 RANDOM_LENGTH = 8
-# In float32, an exported model must reproduce at least a fraction `MIN_EQUAL` of the run's
+# In float32, an exported model must reproduce at least a `MIN_EQUAL` fraction of the run's
 # translations, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
-# Marian's layer normalization change scores by less than that, but they can reverse a near tie
-# between tokens.
+# Marian's layer normalization change scores by less than this limit, but they can reverse a near
+# tie between tokens.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 
@@ -58,9 +58,9 @@ class Verification(NamedTuple):
     equal: int
     """The number of sentences that the run and the exported model translate to the same tokens."""
     score_difference: float
-    """The largest difference between the run's and the exported model's scores of a translation.
+    """The largest absolute difference between the two models' scores for the same translation.
 
-    The scores are log-probabilities. NaN if a log-probability is NaN.
+    The scores are log-probabilities. The difference is NaN if a log-probability is NaN.
     """
 
     @property
@@ -90,7 +90,7 @@ class Translation(NamedTuple):
 def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
     """Compare a run's translations with those of its exported model.
 
-    `lines` defaults to the result of `sample_lines`. This function runs the model in float32.
+    `lines` defaults to the result of `sample_lines`. The run's model computes in float32.
     """
     lines = sample_lines(run) if lines is None else lines
     equal, differences = 0, [0.0]
@@ -114,7 +114,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 
 
 def dev_lines(run: Run, count: int) -> list[str]:
-    """Return up to `count` source lines of the development set, excluding lines that are too long.
+    """Return up to `count` development-set source lines that are neither blank nor too long.
 
     The list is empty if the development set is not available without a download.
     """

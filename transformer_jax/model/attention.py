@@ -38,9 +38,9 @@ class Positions(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What all heads attend with: projections, a mask, and positions.
+    """The inputs to attention in all heads: projections, a mask, and positions.
 
-    A variant of `MultiHeadAttention.attend_heads` can replace single fields.
+    A variant of `MultiHeadAttention.attend_heads` can replace individual fields.
     """
 
     query: Float[Array, "B T H K"]
@@ -81,7 +81,7 @@ def masked_softmax(
     The paper masks with negative infinity. This function uses the lowest float32 value, so that a
     query whose keys are all masked, as in an empty row, gets uniform weights instead of NaN.
     """
-    # A `Score` already has at least this precision. In bfloat16, sums would lose small weights.
+    # A `Score` returns at least this precision. In bfloat16, sums would lose small weights.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 
@@ -149,7 +149,8 @@ class MultiHeadAttention(nn.Module):
         if positions is None:
             positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
         heads = Heads(self.query(x), key, value, mask, positions)
-        # Contracting over heads and values at once concatenates the heads and multiplies by W^O.
+        # Contracting the head and value axes is equivalent to concatenating the heads and
+        # multiplying by W^O.
         return self.output(self.attend_heads(heads, train))
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:

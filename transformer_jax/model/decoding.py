@@ -36,7 +36,7 @@ class DecodingState(NamedTuple):
     caches: list[KeyValueCache]
     """Each layer's self-attention keys [B, H, K, LJ] and values [B, H, LJ, V]."""
     memories: list[KeyValueCache]
-    """Each layer's projection of the memory: keys [B, H, K, S] and values [B, H, S, V]."""
+    """Each layer's cross-attention keys [B, H, K, S] and values [B, H, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 

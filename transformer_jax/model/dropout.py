@@ -57,7 +57,7 @@ def linear_indices(shape: tuple[int, ...]) -> UInt32[Array, "..."]:
 
 
 class Dropout(nn.Module):
-    """A module that applies `dropout` with a key from Flax's "dropout" stream.
+    """A module that applies `dropout` with a key from Flax's "dropout" RNG stream.
 
     Each dropout module gets its own key.
     """

@@ -12,7 +12,7 @@ from transformer_jax.model.operations import matmul, multiply_to_float32
 
 
 class Embedding(nn.Module):
-    """A matrix that embeds tokens and, if it is tied, also maps the decoder's output to logits.
+    """A matrix that embeds tokens, maps the decoder's output to logits, or, if tied, does both.
 
     The paper does not specify the initializer. This class uses N(0, 1/d_model), so that logits have
     variance one, and embeddings times sqrt(d_model) are on the same scale as the sinusoids.

@@ -31,7 +31,7 @@ def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"
 
 
 class EncoderDecoder(nn.Module):
-    """The structure in section 3: an encoder maps the source to a memory, and a decoder reads it.
+    """The structure in section 3: an encoder maps the source to a memory, which a decoder reads.
 
     The subclasses, which define `encode` and `decode`, are `Transformer` and the recurrent and
     convolutional models in `architectures`. Training and search treat all subclasses in the same

@@ -81,7 +81,7 @@ def check_params(model: EncoderDecoder, params: Params) -> None:
 
 
 def digest_params(params: Params) -> str:
-    """Return the SHA-256 digest of the names and values of all parameters."""
+    """Return the SHA-256 digest of the names, dtypes, shapes, and values of all parameters."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
@@ -109,7 +109,7 @@ def position_table(
 def initial_position_table(
     model: EncoderDecoder, seed: int, num_positions: int
 ) -> Float[Array, "num_positions d_model"]:
-    """Return the initial `position_table` of a run with this seed."""
+    """Return the encoder's initial `position_table` in a run with this seed."""
 
     @jax.jit
     def initialize() -> Params:

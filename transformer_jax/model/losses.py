@@ -50,9 +50,9 @@ def cross_entropy(
 
 
 def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
-    """Convert `smoothing` so that only the other tokens share it, as in Tensor2Tensor.
+    """Return the value to pass to `cross_entropy` so that only the other tokens share `smoothing`.
 
-    The true token then has a target probability of 1 - `smoothing`, and each other token has
-    `smoothing` / (N - 1).
+    As in Tensor2Tensor, the true token then has a target probability of 1 - `smoothing`, and each
+    other token has `smoothing` / (N - 1).
     """
     return smoothing * vocab_size / (vocab_size - 1)

@@ -26,7 +26,7 @@ class Transformer(EncoderDecoder, kw_only=True):
         encoder_depth, decoder_depth = c.layers_per_stack
         self.encoder = [components.encoder_layer(c, components) for _ in range(encoder_depth)]
         self.decoder = [components.decoder_layer(c, components) for _ in range(decoder_depth)]
-        # The paper does not normalize after a stack, so these are the identity by default.
+        # The paper does not normalize after a stack, so these modules are the identity by default.
         self.encoder_norm = components.residual.make_final_norm(c)
         self.decoder_norm = components.residual.make_final_norm(c)
 

@@ -24,9 +24,9 @@ class Item:
     test: str
     """The test for this item, as FILE::FUNCTION relative to tests/unit."""
     small: str = ""
-    """The command for small scale. If empty, the command that runs the test is used."""
+    """The command to run at small scale. If empty, the command that runs the test is used."""
     full: str = ""
-    """The command for the paper's scale. Empty if the result does not depend on the scale."""
+    """The command to run at the paper's scale; empty if the result does not depend on the scale."""
 
     @property
     def key(self) -> str:

@@ -22,7 +22,7 @@ class Program(NamedTuple):
     """The FLOPs of all products. Each multiply-add counts as two FLOPs."""
     data_flops: int
     """The FLOPs of products of two arrays that both depend on the input, as in attention. In all
-    other products, one factor is a parameter."""
+    other products, at least one factor does not depend on the input."""
     trips: int
     """The total number of iterations in all loops that carry state."""
 

@@ -1,8 +1,8 @@
-"""Measure Table 1: the cost of each layer type, and the path length between distant positions.
+"""Measure the quantities in Table 1: each layer type's cost and maximum path length.
 
 The paper derives complexity, sequential operations, and maximum path length by hand. This module
-computes these quantities by analyzing each layer's program, and fits exponents to them. Time and
-memory are measured on JAX's default device.
+computes these quantities by analyzing each layer's program, and it fits power laws to them. Time
+and memory are measured on JAX's default device.
 
 Shapes: B batch, T positions, D d_model.
 """

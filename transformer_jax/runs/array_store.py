@@ -38,7 +38,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Restore the trees in `targets`; raise a StorageError if a stored tree does not match."""
+    """Restore the trees in `targets`; raise a StorageError if one is unreadable or differs."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Trees = ocp.checkpointables_metadata(str(folder.absolute())).metadata
@@ -90,7 +90,7 @@ def _types_by_path(tree: PyTree) -> dict[str, str]:
 
 
 def _check_same_types(name: str, stored: dict[str, str], expected: dict[str, str]) -> None:
-    """Reject arrays with a different shape or dtype, because Orbax silently casts dtypes."""
+    """Reject different names, shapes, and dtypes, because Orbax silently casts dtypes."""
     differences = sorted(stored.items() ^ expected.items())
     if differences:
         path = differences[0][0]

@@ -20,14 +20,15 @@ def select_steps(
 ) -> list[int]:
     """Return the steps of the checkpoints to average, oldest first.
 
-    The last selected step is `step`, which defaults to the latest available step. If `average` is
-    more than 1, the steps are those of consecutive scheduled checkpoints. With `allow_fewer`, the
-    result may contain fewer than `average` steps. If there are no scheduled checkpoints, the result
-    contains only `step`.
+    The last selected step is `step`, which defaults to the step of the latest intact checkpoint. If
+    `average` is more than 1, the steps are those of consecutive scheduled checkpoints. With
+    `allow_fewer`, the result may contain fewer than `average` steps, and if there are no scheduled
+    checkpoints, the result contains only `step`.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.
-        StorageError: the checkpoint at `step` is damaged, or all checkpoints are damaged.
+        StorageError: the checkpoint at `step` is damaged (checked only if `average` is more than
+            1), or all checkpoints are damaged.
     """
     run = checkpoints.run
     if not checkpoints.steps:

@@ -9,9 +9,9 @@ A checkpoint is first written to a hidden folder, such as `.120`. Once all files
 are on disk, a rename makes it visible. Only then are superseded checkpoints deleted. A damaged
 checkpoint is renamed, for example to `bad-120`, and the previous one is used.
 
-A checkpoint at a scheduled step has a development score. A checkpoint that is saved because of a
-signal, a timer, or the end of training has no score. Only scheduled checkpoints are averaged or
-chosen as the best, so signals and the timer do not affect results.
+A checkpoint at a scheduled step has a development score. A checkpoint that is saved at another
+step, because of a signal, a timer, or the end of training, has no score. Only scheduled checkpoints
+are averaged or chosen as the best, so signals and the timer do not affect results.
 """
 
 import contextlib
@@ -93,13 +93,13 @@ class CheckpointManager:
         return self._metadata[step].custom_metadata
 
     def previous_step(self, step: int) -> int | None:
-        """Return the scheduled step that precedes this step, or None if it is unknown."""
+        """Return the previous scheduled step, or None if it does not exist or is unknown."""
         return self._metadata[step].previous_step if step in self._metadata else None
 
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        For each later checkpoint, which is damaged, print a line and, unless the folder is
+        For each damaged checkpoint after this step, print a line and, unless the folder is
         read-only, rename the checkpoint. Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}

@@ -36,7 +36,7 @@ class CheckpointMetadata(NamedTuple):
         """Read a checkpoint's metadata, and check that the checkpoint belongs to this run.
 
         Raises:
-            CorruptionError: the file differs from what was written.
+            CorruptionError: the file differs from what was written, or belongs to another step.
             StorageError: the file cannot be read, is in a different format, or belongs to a run
                 with a different identity.
         """

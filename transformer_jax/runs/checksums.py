@@ -45,7 +45,7 @@ def check(folder: Path) -> None:
 
 
 def read(folder: Path, name: str) -> bytes:
-    """Return a file's contents; raise a CorruptionError if they do not match their digest."""
+    """Return a file's contents; raise a CorruptionError if it is missing, too long, or damaged."""
     digests = _read_digests(folder)
     path = folder / name
     if name not in digests or name not in set(_files(folder)):
@@ -74,7 +74,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the path of each file, relative to the folder, without following links."""
+    """Yield each file's relative path; raise a CorruptionError for a link or special file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

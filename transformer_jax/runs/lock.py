@@ -50,7 +50,10 @@ def describe_holder(run: Path) -> str:
 
 
 def _lock_exclusively(file: IO[str]) -> bool:
-    """Acquire the exclusive lock. Wait for readers, but not for another exclusive holder."""
+    """Try to acquire the exclusive lock, and return whether this process now holds it.
+
+    Wait up to a second for readers, but do not wait for another exclusive holder.
+    """
     for _ in range(ATTEMPTS):
         if _try_lock(file, fcntl.LOCK_EX):
             return True

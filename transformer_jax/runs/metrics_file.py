@@ -1,4 +1,4 @@
-"""The metrics.jsonl file, in which each line is a report of training metrics in JSON."""
+"""The metrics.jsonl file, in which each line is a report of metrics in JSON."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
     """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file.
 
     The step of each report is a nonnegative integer; the other values can have any type. Return an
-    empty list if the file does not exist.
+    empty list if the file cannot be read.
     """
     reports = []
     with contextlib.suppress(OSError), path.open("rb") as file:

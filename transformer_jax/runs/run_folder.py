@@ -82,14 +82,15 @@ class Package(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. `fingerprint` is the digest of the text that the run is trained on."""
+    """A run on disk. `fingerprint` is the digest of the run's prepared text."""
 
     path: Path
     config: Config
     vocabulary: Vocabulary
     fingerprint: str
     package: Package | None = None
-    """How the run was packaged, or None if it is not packaged. A packaged run cannot be trained."""
+    """How the run was packaged, or None if it is not packaged. Training cannot resume from a
+    packaged run."""
 
     @property
     def checkpoints(self) -> Path:
@@ -131,7 +132,8 @@ class RunFolder:
         If the body of the `with` statement raises an error, the folder is deleted.
 
         Raises:
-            UsageError: the path already exists; it is left unchanged.
+            UsageError: the path is not UTF-8, or it exists and is not an empty folder. An existing
+                path is left unchanged.
             StorageError: the folder cannot be written.
         """
         with new_folder(path, is_package=package is not None) as private:
@@ -183,7 +185,7 @@ class RunFolder:
 
     @property
     def software_versions(self) -> dict[str, str]:
-        """The software versions that created the run or last changed its config."""
+        """The versions of the software that created the run or last changed its config."""
         stored = json.loads(read_limited(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
@@ -255,7 +257,8 @@ def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
     """Yield a private folder, and rename it to `path` once it is complete.
 
     Raises:
-        UsageError: the path already exists; it is left unchanged.
+        UsageError: the path is not UTF-8, or it exists and is not an empty folder. An existing path
+            is left unchanged.
         StorageError: the folder cannot be written.
     """
     check_available(path, is_package=is_package)
@@ -308,7 +311,7 @@ def check_no_links(folder: Path) -> None:
     """Raise a StorageError for a link or special file, which could redirect reads and writes."""
     folders = [str(folder)]
     while folders:
-        # Ignore files that disappear during the check, because the run may still be training.
+        # Ignore files that disappear during the check, because training may still be in progress.
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

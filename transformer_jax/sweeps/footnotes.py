@@ -92,7 +92,7 @@ def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> l
 
 
 def documentation_link(folder: Path) -> str | None:
-    """Return the relative path from a folder to `DOCUMENTATION`, or None outside the clone."""
+    """Return the relative path from a folder to `DOCUMENTATION`, or None outside a Git clone."""
     folder = folder.resolve()
     if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
         return None

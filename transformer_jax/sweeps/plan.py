@@ -32,7 +32,7 @@ ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep: a row trained with one seed. The run's files may not exist yet."""
+    """One run of a sweep, for one row and one seed. The run's files may not exist yet."""
 
     path: Path
     """The run folder."""
@@ -152,7 +152,7 @@ class Sweep:
 
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
-    """Return `path`, or `path` plus a number if `path` contains a sweep with different configs."""
+    """Return `path`, or add a number to it if the sweep in `path` cannot include these rows."""
     others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if _accepts(other, rows))
 

@@ -134,7 +134,7 @@ SUMMARY: dict[str, Column] = {
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
-    """Return a table that begins with its headings and omits empty optional columns."""
+    """Return a table whose first row contains the headings, without empty optional columns."""
     table = [
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()

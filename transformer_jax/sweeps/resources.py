@@ -17,7 +17,7 @@ class Resources:
     time: str = "12:00:00"
     """Time limit: minutes, HOURS:MINUTES:SECONDS, or
     DAYS-HOURS:MINUTES:SECONDS. A run that reaches the limit saves its
-    progress and requeues itself, so the limit can be shorter than the run."""
+    progress and requeues itself, so training can take longer than the limit."""
     max_parallel: int = 8
     """Maximum number of runs that train concurrently."""
     gpus: int = 1

@@ -56,7 +56,8 @@ class RowResult:
     parameters: int
     flops: tuple[float, float] | None
     """The mean FLOPs of a training run: the counted FLOPs, and an estimate by the paper's method
-    (training time multiplied by the devices' peak FLOP/s). None if no run has finished."""
+    (training time multiplied by the devices' peak FLOP/s). None if no finished run has recorded its
+    FLOPs."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores, keyed by name and seed. `perplexity` and `bleu` are computed on the development
@@ -88,7 +89,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a sweep. Every other row is compared with the first row."""
+    """The results of a sweep. All other rows are compared with the first row."""
 
     sweep: Sweep
     rows: Mapping[str, RowResult]
@@ -127,9 +128,10 @@ class Results:
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return the difference in the paper between a row's score and the first row's score.
+        """Return how much a row's score differs from the first row's score in the paper.
 
-        Return None if the paper does not report both scores.
+        For perplexity, the difference is between logarithms. Return None if the paper does not
+        report both scores.
         """
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:

@@ -46,7 +46,7 @@ class Comparison:
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
-    """Dunnett's p-value; None if `interval` is a Welch interval with Bonferroni correction."""
+    """Dunnett's p-value; None if `interval` is None or is a Bonferroni-corrected Welch interval."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def _compare_pooled(
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
         directly or through other rows. If this row or the first row has only one seed, the interval
-        and the p-value are None.
+        and the p-value are None. If no degrees of freedom remain, rows with several seeds are
+        omitted.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
@@ -196,7 +197,7 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     equivalent. Otherwise, assume that the paper claims only which row scores higher.
 
     Args:
-        interval: the row's simultaneous interval.
+        interval: the row's simultaneous interval. If None, the verdict is "inconclusive".
         paper: the difference that the paper reports.
         margin: the largest negligible difference.
     """

@@ -1,4 +1,4 @@
-"""Divide this machine into slots, each of which trains one run at a time."""
+"""Divide this machine into slots, each of which executes one run at a time."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ CPU_RUN_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Slot:
-    """An accelerator, or a set of CPU cores, that trains one run at a time."""
+    """An accelerator or a set of CPU cores that executes one run at a time."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -32,11 +32,13 @@ class Slot:
 def find_slots(limit: int | None = None) -> list[Slot]:
     """Return one slot per accelerator, or as many CPU slots as the cores and memory allow.
 
+    If `limit` is set, return that many slots, regardless of the available memory.
+
     Raises:
-        UsageError: `limit` is not between 1 and the number of slots.
+        UsageError: `limit` is not between 1 and the number of accelerators or CPU cores.
         StorageError: JAX cannot find a device.
     """
-    # Count the devices in a child process, because JAX would reserve their memory in this process.
+    # Count the devices in a child process, so that JAX does not reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if child.returncode:

@@ -90,8 +90,9 @@ class Task:
     def checkpoint(self) -> "DelayedSubmission | None":
         """Let the worker save its progress, and return a task for submitit to requeue.
 
-        Return None if the run has finished or failed. The submitit library calls this method when
-        Slurm signals that the time limit is near or that the job is being preempted.
+        Return None if the run has finished, has failed, or no longer makes progress. The submitit
+        library calls this method when Slurm signals that the time limit is near or that the job is
+        being preempted.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -157,7 +158,8 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
     """Mark runs as stopped if their Slurm jobs no longer exist; return the statuses of all runs."""
     active = _active_jobs(sweep)
     jobs = list_jobs() if active else set()
-    # Read the statuses again: jobs that finished after the first read are not in the list, either.
+    # Read the statuses again, because jobs that finished after the first read are also missing from
+    # the list.
     for run, job in _active_jobs(sweep).items():
         if active.get(run) == job and job not in jobs:
             write_status(run, "stopped", note=f"job {job} is gone", job=job)
@@ -185,8 +187,12 @@ def submit(
 ) -> list[str]:
     """Submit the unfinished runs of a stored sweep, except those that are pending or running.
 
-    Return the job IDs as `squeue` prints them. Raise UsageError if Slurm rejects the jobs, or
-    ConnectionFailedError if it does not respond.
+    Failed runs are submitted only with `retry_failed`. Return the job IDs as `squeue` prints them.
+
+    Raises:
+        UsageError: Slurm rejects the jobs.
+        ConnectionFailedError: Slurm does not respond.
+        StorageError: the sweep's `slurm/` folder cannot be written.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = (s for s in statuses if s.needs_worker(retry_failed=retry_failed))

@@ -181,7 +181,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
         scores = read_json_object(path)
         step = scores.get("step", 0)
         if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
-            # In the meantime, a new evaluation may have deleted the file.
+            # A new evaluation may have deleted the file since it was read.
             with contextlib.suppress(FileNotFoundError):
                 candidates.append((step, path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None

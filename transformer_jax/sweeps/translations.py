@@ -14,7 +14,7 @@ class BleuDifference(NamedTuple):
 
     bleu: float
     p: float
-    """The p-value of a paired bootstrap over sentences."""
+    """The p-value of a paired bootstrap test over sentences."""
 
 
 def read_translations(folder: Path) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Train and score one run of a sweep in a process that a launcher starts.
+"""Train and score the model of one run of a sweep, in a process that a launcher starts.
 
 The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`.
 """
@@ -68,7 +68,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
 
 
 def _has_test_set(run: SweepRun) -> bool:
-    """Return whether a trained run's text has a test set."""
+    """Return whether the text of an existing run has a test set."""
     from transformer_jax.data.prepare import find_prepared
 
     folder = RunFolder.open(run.path)

@@ -1,6 +1,6 @@
-"""Pure functions that choose the actions after a step, given the step and the combined vote.
+"""Pure functions that choose the actions after a step, given the combined vote of all processes.
 
-Steps are counted from 1. In a run with several processes, the vote is from an earlier step (see
+Steps are numbered from 1. In a run with several processes, the vote is from an earlier step (see
 `StepConsensus`).
 
 A scheduled checkpoint is saved at a fixed step and has a score, the perplexity on the development
@@ -63,8 +63,8 @@ class ActionSchedule:
 
     def after(self, step: int, vote: Vote, last_saved: int) -> DueActions:
         """Return the actions due after a step; `last_saved` is the latest checkpoint's step."""
-        # A vote can be a few steps old. Ignore a vote's request for a recovery save if a checkpoint
-        # has been saved since the vote.
+        # The combined vote can be from an earlier step. Ignore a request for a recovery save if a
+        # checkpoint has been saved since that step.
         needs_recovery = vote.needs_recovery_save and vote.step > last_saved
         is_last = step == self.config.steps
         is_report_scheduled = step % self.config.log_every == 0
@@ -86,7 +86,7 @@ class ActionSchedule:
         """Return whether the best scheduled checkpoint is at least `patience` checkpoints old.
 
         `scores` maps the steps of scheduled checkpoints, in increasing order, to perplexities. The
-        result is false if no checkpoint is scheduled at `step`.
+        result is false if `patience` is None or if no checkpoint is scheduled at `step`.
         """
         patience = self.config.patience
         if patience is None or step % self.steps_per_checkpoint:

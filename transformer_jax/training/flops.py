@@ -1,4 +1,4 @@
-"""The FLOPs of a training step and the devices' peak FLOP/s, to compute FLOPs utilization.
+"""The FLOPs of a training step and the devices' peak FLOP/s, from which utilization is computed.
 
 Shapes: B sentence pairs in a batch.
 """
@@ -18,8 +18,8 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.special_tokens import PAD
 
-# Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. Keys are prefixes of
-# JAX's `device_kind`, which has two names for some devices; the longest matching key applies.
+# Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. The keys are prefixes of
+# JAX's `device_kind`, and the longest matching prefix applies. Some devices have two names in JAX.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -55,8 +55,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products are counted. The sum in an additive score counts as a dot product. Each
-    operation is counted only once, even if `model.remat` repeats it.
+    Only matrix products are counted. The sum over dimensions in an additive score counts as a dot
+    product. Each operation is counted only once, even if `model.remat` repeats it.
     """
     source, target = source_lengths.astype(float), target_lengths.astype(float)
     layers = MULTIPLY_ADDS[config.architecture](config, source, target)

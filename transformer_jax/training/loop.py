@@ -47,7 +47,7 @@ def run_training(folder: RunFolder, console: Console, group: ProcessGroup = SING
         DataError: the text differs from the text that the run started with, or its references
             cannot be scored.
         StorageError: the run cannot be read or written.
-        UsageError: another process is already training the run.
+        UsageError: another process is already using the run.
     """
     enable_compilation_cache()
     resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
@@ -108,7 +108,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         with writer_type(run.folder, console, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
             if meter.pending_metrics():
-                # Early stopping ended training between two reports.
+                # Early stopping ended training between two reports, so write a last report.
                 step = checkpointer.last_step
                 writer.report(step, "train", _read_metrics(meter, config, step))
         checkpointer.wait()
@@ -132,7 +132,7 @@ def _run_steps(
         _make_tracer(run, writer, after=restored + config.train.log_every) as tracer,
     ):
         for step in range(restored + 1, config.train.steps + 1):
-            # Batches are counted from 0, and steps from 1.
+            # Batches are numbered from 0, and steps from 1.
             batch = run.batches.local_batch(step - 1, run.sharding.shard)
             if not train_step.is_compiled_for(batch):
                 with meter.paused():

@@ -2,7 +2,7 @@
 
 Each line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
 since 1970), and the reported values. Except for "time", "tokens_per_second", and "utilization", the
-values depend only on the config and the seed.
+values depend only on the config and the seed, up to rounding.
 """
 
 import json

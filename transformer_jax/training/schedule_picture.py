@@ -40,5 +40,5 @@ def plot_schedule(config: Config) -> Picture:
 
 
 def _scale_by_factors(value: int) -> Iterable[int]:
-    """Return the value multiplied by each factor, without duplicates."""
+    """Return the value times each factor, rounded to a positive integer, without duplicates."""
     return dict.fromkeys(max(1, round(value * factor)) for factor in FACTORS)

@@ -50,7 +50,7 @@ class DataParallel:
         process = jax.process_index()
         local = [i for i, d in enumerate(self.devices) if d.process_index == process]
         self.shard = Shard(local[0], local[-1] + 1, len(self.devices))
-        """This process's shards of each batch."""
+        """The shards of each batch that this process holds."""
 
     def sharding(self, _leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
         """Return the sharding of an array in the state, based only on the array's shape."""
@@ -148,10 +148,13 @@ class DataParallel:
 
 
 class FSDP(DataParallel):
-    """Data parallelism that also splits the state's arrays along their largest divisible axes."""
+    """Data parallelism that also splits the state's arrays over the devices."""
 
     def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return the sharding of an array in the state: replicated if it has no divisible axis."""
+        """Return a sharding along the largest axis that the number of devices divides.
+
+        If an array has no such axis, it is replicated.
+        """
         divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
         if not divisible:
             return self.replicated

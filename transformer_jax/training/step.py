@@ -83,8 +83,8 @@ class TrainStep:
         This method splits the rows into `gradient_accumulation_steps` micro-batches.
         """
         # Derive dropout masks from the seed and the step, so that a resumed run draws the same
-        # masks. The second `fold_in` changes nothing else. Without it, existing runs could not be
-        # resumed and reproduced exactly.
+        # masks. The second `fold_in` is only for compatibility: without it, existing runs could not
+        # be resumed and reproduced exactly.
         rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
         num_micro_batches = self.config.gradient_accumulation_steps
         smoothing = self.config.label_smoothing

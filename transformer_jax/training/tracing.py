@@ -20,7 +20,7 @@ class StepTracer:
         self._trace = contextlib.ExitStack()
 
     def after_step(self, step: int, state: object) -> None:
-        """Start or stop the trace if necessary after this step. `state` is the step's output.
+        """Start or stop the trace after this step, if necessary. `state` is the step's output.
 
         Raises:
             StorageError: the trace cannot be written.

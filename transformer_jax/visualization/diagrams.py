@@ -36,7 +36,7 @@ class Column:
     times: str = ""
     """The label that shows the number of repetitions, such as "6 x"."""
     reads: int | None = None
-    """The index of the box that also reads the previous column's output."""
+    """The index of the box that also reads the previous column's output, or None."""
 
 
 def draw_columns(columns: Sequence[Column]) -> Picture:

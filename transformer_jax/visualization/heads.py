@@ -1,6 +1,6 @@
 """Plots of attention-head importance and of the loss as heads are pruned.
 
-Shapes: L layers, H heads, P pruned heads.
+Shapes: L layers, H heads, P numbers of pruned heads (0, 1, 2, ...).
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ def inline_curve(
     """Return a curve as inline SVG for HTML, or "" if there are fewer than two distinct x values.
 
     The curve has the same color as the surrounding text. The axes are linear and extend from the
-    lowest to the highest value. Values that are not finite are omitted.
+    lowest to the highest value. Points with non-finite coordinates are omitted.
     """
     points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
     if len({a for a, _ in points}) < 2:

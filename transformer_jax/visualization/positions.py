@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from transformer_jax.visualization.style import DIVERGING, GRID, Picture, add_legend, line_style
 
-# Singular values below this fraction of the largest one are attributed to float32 rounding errors.
+# Singular values below this fraction of the largest one are treated as float32 rounding errors.
 MIN_SINGULAR_VALUE = 1e-5
 # Residuals smaller than this value are plotted at this value.
 MIN_RESIDUAL = 1e-5

@@ -1,4 +1,4 @@
-"""Plots of the learning rate by step, for several widths and warmups (section 5.3, equation 3).
+"""Plots of the learning rate for several widths and warmup lengths (section 5.3, equation 3).
 
 Shapes: P points.
 """

@@ -18,7 +18,8 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # A diverging, color-blind-safe colormap for positive and negative values.
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
-# Omit dates and versions, so that a file depends only on the data.
+# Omit the date from SVG files and the Matplotlib version from PNG files, so that the same data
+# produces the same file. An SVG file still contains the Matplotlib version.
 METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
 PIXELS_PER_INCH = 150
 
@@ -39,7 +40,7 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """The plot as SVG. The same data always produces identical SVG text."""
+        """The plot as SVG, which is always identical for the same data and Matplotlib version."""
         return self._encode("svg").decode()
 
     def save(self, path: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Test the check of whether a config fits in a target's memory."""
+"""Test the check that a config fits in the memory of its target devices."""
 
 from collections.abc import Callable
 

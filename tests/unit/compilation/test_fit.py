@@ -26,7 +26,7 @@ class Formula:
     gradients: int = 0
     num_devices: int = 4
     tokens: list[int] = field(default_factory=list)
-    """The number of tokens in each compiled batch."""
+    """The number of source tokens in each compiled batch."""
 
     def __call__(self, config: Config, bucket: Bucket) -> StepProgram:
         rows = -(-bucket.rows // self.num_devices) * self.num_devices

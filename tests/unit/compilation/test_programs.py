@@ -1,4 +1,4 @@
-"""Test the statistics of a compiled training step, with the CPU as the target device."""
+"""Test the statistics of a training step that is compiled for the CPU."""
 
 import jax
 import numpy as np

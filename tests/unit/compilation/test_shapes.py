@@ -75,7 +75,7 @@ def test_the_estimate_agrees_with_the_arrays_that_the_backward_pass_reads(
         arrays = jax.tree.leaves(jax.eval_shape(backward, params, batch))
         return sum(x.size for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
 
-    # Both counts include the parameters, which therefore cancel out in the difference.
+    # Both counts of residuals include the parameters, which therefore cancel out in the difference.
     for short, long in (((8, 8), (24, 8)), ((8, 8), (8, 24))):
         residuals = (count_residuals(*long) - count_residuals(*short)) / 8
         layers = [LAYER_ACTIVATIONS[architecture](config.model, *x) for x in (long, short)]

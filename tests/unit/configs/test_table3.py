@@ -1,4 +1,4 @@
-"""Test the configs of the paper's experiments against the numbers in Table 3 and elsewhere."""
+"""Test the configs of the paper's experiments against Table 3 and other parts of the paper."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ EXPECTED = {
 
 @functools.cache
 def total(config: ModelConfig) -> int:
-    """Return the number of parameters in the model that this config builds."""
+    """Return the number of parameters in the model built from this config."""
     return parameter_counts(build_transformer(config, VOCABULARY))["total"]
 
 
@@ -207,7 +207,7 @@ def test_every_variant_has_as_many_parameters_as_its_equations() -> None:
 
 
 def test_rows_differ_from_base_by_as_many_parameters_as_in_the_paper() -> None:
-    """No vocabulary size gives the paper's parameter counts, so compare differences from row base.
+    """No vocabulary size gives the paper's parameter counts, so compare each row with the base row.
 
     The vocabulary size cancels out if d_model is the same.
     """

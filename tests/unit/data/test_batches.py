@@ -1,4 +1,4 @@
-"""Test that each epoch contains each pair once, and that batches depend only on seed and step."""
+"""Test that each epoch contains every pair once, and that only the seed and step affect a batch."""
 
 from collections import Counter
 
@@ -188,7 +188,7 @@ def test_batches_of_realistic_text_are_dense_and_nearly_full() -> None:
 @settings(deadline=None, derandomize=True)
 def test_ragged_sequences_are_padded_with_zeros(sequences: list[list[int]]) -> None:
     ragged = Ragged.from_lists(sequences)
-    # Memory-mapped tokens are unsigned integers.
+    # Tokens in memory-mapped files are stored as unsigned integers.
     ragged = ragged._replace(flat=ragged.flat.astype(np.uint16))
     assert ragged.lengths.tolist() == [len(sequence) for sequence in sequences]
     width = max(map(len, sequences), default=0)

@@ -317,7 +317,8 @@ prepare(DataConfig(num_pairs=300, vocab_size=256), progress=progress)
 def test_a_new_process_resumes_the_work_of_a_killed_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Kill the process while it trains the vocabulary, and again while it encodes the test split.
+    # Kill one process while it samples lines for the vocabulary, and kill another one while it
+    # encodes the test split.
     for calls in (2, 70):
         killed = subprocess.run([sys.executable, "-c", KILLED_AFTER, str(calls)], check=False)
         assert killed.returncode == -signal.SIGKILL
@@ -473,7 +474,7 @@ assert kilobytes < int(sys.argv[3])
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "limit"),
-    # The memory limits, in kilobytes, are too low to keep all lines and tokens in memory.
+    # The memory limits, in kilobytes, are too low to hold all lines and tokens in memory.
     [
         ("one line of 100 MB", 1_000_000),
         ("2 million lines", 1_000_000),

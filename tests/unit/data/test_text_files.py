@@ -309,7 +309,7 @@ def test_train_and_dev_files_are_required(tmp_path: Path) -> None:
 
 
 def long_lines() -> Iterator[bytes]:
-    """Yield lines of about the maximum length, with 1- to 4-byte characters at every offset."""
+    """Yield lines near or far above the limit, with 1- to 4-byte characters at every offset."""
     for letter in ("a", "é", "日", "𝄞"):
         size = len(letter.encode())
         for shift in range(size):

@@ -357,7 +357,7 @@ def test_an_unreachable_server_is_reported_with_its_url(tmp_path: Path) -> None:
         (
             PermissionError(13, "Permission denied", "/x"),
             StorageError,
-            "small 1.0.0 could not be stored: [Errno 13] Permission denied: '/x'; try again, ",
+            "small 1.0.0 could not be stored: [Errno 13] Permission denied: '/x'; try again (",
         ),
         (KeyError(), DataError, "small 1.0.0 could not be built: KeyError; download the text "),
     ],

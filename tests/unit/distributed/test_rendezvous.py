@@ -150,7 +150,7 @@ def test_the_environment_of_a_cluster_is_detected(
 def test_a_cluster_without_an_address_is_an_error_unless_the_process_is_to_train_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As of version 5, Open MPI no longer sets the address of the first process.
+    # Since version 5, Open MPI no longer provides the address of the first process.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with pytest.raises(UsageError) as caught:
         resolve_cluster(None, None, None)

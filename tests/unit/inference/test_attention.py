@@ -23,7 +23,7 @@ from transformer_jax.model.inspect import attention_weights
 
 SOURCE, TARGET = "twenty-one", "einundzwanzig"
 LONG = " ".join(["one"] * 200)
-# All tests use the same search options, so the search is compiled only once.
+# Most tests use the same search options, because each set of options is compiled separately.
 GREEDY = {"beam_size": 1}
 
 

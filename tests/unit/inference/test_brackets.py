@@ -20,8 +20,9 @@ TEST = "(S (A (P this)) (B (Q is) (A (R a) (T test))))"
 # This tree has 44 words: 11 copies of the same sentence.
 LONG = f"(S {' '.join([TEST[3:-1]] * 11)})"
 NOTHING = Tree((), (), ())
-# Each tree to score is followed by evalb's counts of matched, expected, and proposed brackets, or
-# by the reason for not scoring it. The reference is `TEST`, except for sentences 21 to 24.
+# Each tree to score is paired with evalb's counts of matched, expected, and proposed brackets, or
+# with the reason why evalb does not score it. The reference is `TEST`, except for sentences 21 to
+# 24.
 SAMPLE: list[tuple[str, tuple[int, int, int] | str]] = [
     (TEST, (4, 4, 4)),
     ("(S (A (P this)) (B (Q is) (C (R a) (T test))))", (3, 4, 4)),

@@ -95,7 +95,7 @@ def fourth_root(numerator: float, denominator: float) -> float:
         ("13a", "„Ja“, rief er.", "»Ja“, rief er.", fourth_root(6 * 5 * 4 * 3, 7 * 6 * 5 * 4)),
         # Typographic punctuation is replaced before tokenization.
         ("13a", "Er sagt: “So geht es …”", 'Er sagt: "So geht es ..."', 100.0),
-        # Tokenization precedes splitting, so the result is
+        # The text is tokenized before it is split at hyphens, so the result is
         # "im Text ##AT##-##AT## Format , bitte !".
         ("13a", "im Text-Format, bitte!", "im Text-Format, bitte?", fourth_root(360, 840)),
     ],

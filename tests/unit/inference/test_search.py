@@ -42,8 +42,8 @@ KINDS = [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0), ("power", 2.0)]
 def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
     """Return a test case for each combination of a search size and a length penalty.
 
-    Each search size has two parts: a beam size and a number of results. The fast tests pair the
-    first size with the first penalty, the second size with the second penalty, and so on. All other
+    A search size consists of a beam size and a number of results. The fast tests pair the first
+    size with the first penalty, the second size with the second penalty, and so on. All other
     combinations are slow tests.
     """
     return [
@@ -80,7 +80,7 @@ def step(newest: Array, position: Array, ancestors: Array, state: State) -> tupl
     cache = state.cache.at[:, :, position].set(newest)
     read = jnp.take_along_axis(cache, ancestors, axis=1)
     number = jnp.zeros(newest.shape, jnp.int32)
-    # The first token is always `BOS`.
+    # The first token is always `BOS`, so leave it out of the number.
     for p in range(1, LONGEST):
         number = jnp.where(p <= position, number * vocabulary + read[..., p], number)
     sentence = jnp.arange(len(newest))[:, None]
@@ -181,12 +181,12 @@ def exhaustive_beam(
 def tensor2tensor_beam(
     table: Floats, limit: int, kind: tuple[str, float], beam_size: int
 ) -> list[Scored]:
-    """Return the translations that Tensor2Tensor's search finishes within the limit, best first.
+    """Return the `beam_size` best translations that Tensor2Tensor's search finishes, best first.
 
     Each step sorts the continuations of all hypotheses and keeps the 2 x `beam_size` best ones.
-    Continuations that end with `EOS` become finished translations, and the most likely of the
-    others stay in the beam. If no hypothesis has finished when the search reaches the limit, all
-    hypotheses end there.
+    Continuations that end with `EOS` become finished translations, and the `beam_size` most likely
+    of the others stay in the beam. If no hypothesis has finished when the search reaches the limit,
+    all hypotheses end there.
     """
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
@@ -295,7 +295,7 @@ def test_only_the_papers_search_forbids_an_unlikely_end() -> None:
 
 
 def test_a_wide_beam_finds_better_translations_than_a_narrow_one() -> None:
-    """If wider beams never found better translations, the previous tests could never fail."""
+    """If a wide beam never helped, the other tests could not detect a beam that is too narrow."""
     limits = jnp.full(SENTENCES, LONGEST)
     kind = ("gnmt", 0.6)
     better = 0

@@ -33,7 +33,7 @@ VARIANT = SMALL.change(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that uses the paper's architecture and translates different lines differently."""
+    """A run with the paper's architecture, whose translations vary with the source line."""
     path = tmp_path_factory.mktemp("runs") / "run"
     return load(write_untrained_run(path, steps=(4,), scale=3).path)
 

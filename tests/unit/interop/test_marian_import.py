@@ -44,7 +44,7 @@ LINES = [*SOURCES[:7], "forty-two q ½"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _packages() -> None:
-    """Defer the slow imports of PyTorch and transformers until a process runs these tests."""
+    """Import PyTorch and the transformers library, which load slowly, only if these tests run."""
     global torch, transformers
     torch, transformers = (
         pytest.importorskip(name, reason=f"`pip install --group interop` installs {name}")

@@ -59,7 +59,8 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
         logits, state = step(model, params, tokens, jnp.asarray(t), slots.ancestors(t), state)
         assert logits.dtype == jnp.float32
         np.testing.assert_allclose(slots.gather(t, logits), expected[:, :, t], atol=tolerance)
-    # The logits of different hypotheses must differ, or the test could not detect swapped caches.
+    # Different hypotheses must have different logits; otherwise, the test could not detect swapped
+    # caches.
     assert np.abs(expected[:, 0] - expected[:, 1]).max() > min(0.1, 4 * tolerance)
 
 

@@ -92,7 +92,7 @@ def test_a_mask_can_be_an_argument_of_a_compiled_function() -> None:
 
 def test_a_mask_of_another_shape_is_an_error() -> None:
     wrong = np.ones((3, NUM_LAYERS, NUM_HEADS + 1), bool)
-    with pytest.raises(UsageError, match=r"has shape \(3, 2, 3\), got \(3, 2, 4\)$"):
+    with pytest.raises(UsageError, match=r"must have the shape \(3, 2, 3\), got \(3, 2, 4\)$"):
         mask_heads(PARAMS, wrong)
     with pytest.raises(UsageError, match="got"):
         mask_heads(make_model(num_layers=1)[1], np.ones(SHAPE, bool))

@@ -66,7 +66,7 @@ def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
 
 
 def test_the_residual_adds_the_input_and_not_the_query() -> None:
-    """Some residual connections add the projected query, which has the same shape in this test."""
+    """A faulty layer could add the projected query, which has the same shape in this test."""
     config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)

@@ -1,4 +1,4 @@
-"""Test properties of every model variant: training, padding, and causality."""
+"""Test training, padding, causality, and parameter rounding for every model variant."""
 
 from typing import Any
 

@@ -22,7 +22,10 @@ def check_test_exists(test: str) -> None:
 
 
 def check_command(command: str) -> None:
-    """Parse a command as `transformer-jax` does, and load its configs."""
+    """Parse a command as `transformer-jax` does, and load its configs.
+
+    If the command runs pytest, check that its test exists.
+    """
     program, name, *rest = shlex.split(command)
     if program == "python":
         assert (name, rest[0]) == ("-m", "pytest")

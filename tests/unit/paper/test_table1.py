@@ -32,7 +32,7 @@ EXPECTED = {
     "Self-Attention": (2, 1, 0, 0),
     "Recurrent": (1, 2, 1, 1),
     "Convolutional": (1, 2, 0, 1),
-    # In k n d + n d^2, the second term is larger.
+    # The second term of k n d + n d^2 is larger, because d exceeds k.
     "Separable Convolutional": (1, 2, 0, 1),
     "Self-Attention (restricted)": (1, 1, 0, 1),
 }

@@ -47,7 +47,7 @@ def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
     svg = draw_curves(results)
     labels = re.findall(r">(row\d+)  d_ff \d+<|>(row0)  <", svg)
     names = {first or second for first, second in labels}
-    # Only the rows that differ most from the first row are colored.
+    # Only the first row and the rows that differ the most from it are highlighted.
     assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
     assert svg.count("other rows") == 1
     assert svg.rindex("other rows") > max(svg.rindex(f">{name}  ") for name in names)

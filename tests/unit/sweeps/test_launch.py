@@ -1,6 +1,6 @@
-"""Test that the launcher trains each unfinished run once, even if other runs fail.
+"""Test that the launcher starts each unfinished run once, even if other runs fail.
 
-Small programs stand in for the trainers. `tests/integration/test_sweeps.py` tests real trainers.
+Small programs stand in for the workers. `tests/integration/test_sweeps.py` tests real workers.
 """
 
 import contextlib
@@ -200,7 +200,7 @@ def test_a_launcher_waits_for_a_run_that_another_launcher_has_just_started(tmp_p
 
 
 def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) -> None:
-    """The trainer's worker was killed, so the run counts as stopped, but it is still locked."""
+    """The worker was killed, so the run counts as stopped, but its trainer still holds the lock."""
     sweep = make_sweep(tmp_path, "saves", "works")
     set_status(sweep.runs[0], "stopped")
     sweep.runs[0].path.mkdir(parents=True)

@@ -98,8 +98,8 @@ def null_statistics(
 ) -> tuple[Float[np.ndarray, "N R-1"], Correlation, int]:
     """Return the t statistics of N tables, their correlations, and the degrees of freedom.
 
-    This function fits the same model as the module, but parameterizes it differently. NaN marks a
-    missing run.
+    This function fits the same statistical model as `analyze`, but parameterizes it differently.
+    NaN marks a missing run.
     """
     rows, seeds = np.nonzero(~np.isnan(table[0]))
     num_rows, num_seeds = table.shape[1:]

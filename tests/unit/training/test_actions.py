@@ -110,7 +110,7 @@ def test_patience_counts_scheduled_checkpoints_since_the_best_perplexity() -> No
     assert not schedule.is_out_of_patience(16, scores | {16: 4.0})
     # If scores are tied, the first one counts as the best.
     assert schedule.is_out_of_patience(16, scores | {16: 5.0})
-    # Step 17 is not scheduled, so it has no new score.
+    # No checkpoint is scheduled at step 17, so there is no new score.
     assert not schedule.is_out_of_patience(17, scores | {16: 6.0})
     assert not schedule.is_out_of_patience(4, {})
     without_patience = changed_schedule(patience=None)

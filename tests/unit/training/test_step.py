@@ -44,7 +44,7 @@ BATCH = random_batch()
 def compile_step(config: Config, platform: str = "cpu") -> TrainStep:
     """Return a step with two jitted functions that all tests share.
 
-    The update is traced as for `platform`, and the resulting programs run on this machine.
+    The update is traced as if for `platform`, but both compiled programs run on this machine.
     """
 
     def apply_for_platform(*arguments: Any) -> Any:

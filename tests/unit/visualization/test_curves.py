@@ -26,7 +26,7 @@ def test_a_mean_curve_has_the_steps_of_all_runs_and_their_range() -> None:
     assert (curve.x.tolist(), curve.y.tolist()) == ([1, 2], [4.0, 1.0])
     assert (curve.low.tolist(), curve.high.tolist()) == ([2.0, 1.0], [8.0, 1.0])
     assert average_runs("a", [{1: 2.0}, {1: 8.0}]).y.tolist() == [5.0]
-    # A value that is not finite affects only the mean at its step.
+    # A non-finite value affects only the mean at its step.
     diverged = [{1: 2.0, 2: math.inf}, {1: 8.0, 2: 8.0}]
     assert average_runs("a", diverged, geometric=True).y.tolist() == [4.0, math.inf]
     for high, low in ((math.inf, -math.inf), (1e308, 1e308)):
@@ -51,8 +51,8 @@ def test_labels_appear_as_text(picture: Picture) -> None:
 
 
 def test_any_name_of_a_run_appears_in_the_legend() -> None:
-    # The second name contains an escape character and a byte that is not valid UTF-8. Matplotlib
-    # has no font for the fourth name.
+    # The second name contains an escape character and a byte that is not valid UTF-8. Matplotlib's
+    # font has no glyphs for the fourth name.
     names = ["_base", "a\x1b[0m\udcff", "$x$", "日本"]
     curves = [average_runs(name, [{1: 2.0, 2: 1.0}]) for name in names]
     picture = draw_curves({"$_y\n$": curves})

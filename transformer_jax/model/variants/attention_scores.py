@@ -1,7 +1,7 @@
 """Attention scores with learned parameters, as alternatives to the dot product.
 
 Both scores differ from the paper, which uses a scaled dot product. Both scores take projected
-queries and keys, so cached decoding projects the memory only once.
+queries and keys, so decoding with a cache projects the encoder's output only once.
 Shapes: B batch, T queries, S keys, H heads, K d_k.
 """
 
@@ -34,8 +34,8 @@ class General(nn.Module):
 class Additive(nn.Module):
     """The score v^T tanh(q + k), with one v for each head (Bahdanau et al. 2015).
 
-    The query and key projections correspond to W and U in that paper. The vector v is drawn from
-    N(0, 1/d_k).
+    The query and key projections correspond to W and U in that paper. The elements of v are
+    initialized from N(0, 1/d_k).
     """
 
     config: ModelConfig

@@ -49,7 +49,7 @@ def block_size(length: int, window: int) -> int:
 def neighborhood_mask(
     mask: Bool[Array, "#B #H #T T"], window: int, size: int
 ) -> tuple[Bool[Array, "#B n #H t s"], Int[Array, "n t s"]]:
-    """For each query block, return the mask over its joined keys and the key positions."""
+    """Return the mask over each query block's joined keys, and the positions of these keys."""
     length = mask.shape[-1]
     queries = split_blocks(jnp.arange(length)[None], size)[0]
     # Padding queries get position 0, but their results are discarded.
@@ -116,8 +116,8 @@ def spread_weights(
     _, heads, size, _ = weights.shape
     blocks = len(keys)
     weights = weights.reshape(batch, blocks, heads, size, -1)
-    # The columns for keys outside the sequence are discarded; their weights are zero, except in the
-    # rows of padding queries.
+    # The columns for keys outside the sequence are discarded; their weights are zero, except in
+    # rows whose keys are all masked.
     full = jnp.zeros((batch, heads, blocks * size, (blocks + 2) * size), weights.dtype)
     rows = jnp.arange(blocks * size).reshape(blocks, size)[..., None]
     full = full.at[:, :, rows, keys + size].set(weights.swapaxes(1, 2))

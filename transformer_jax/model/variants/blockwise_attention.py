@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 def blockwise_attention(
     inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
 ) -> Float[Array, "B T H V"]:
-    """Average the values with the weights softmax(scale q k), one block at a time.
+    """Average the values, weighted by softmax(scale q k), one block at a time.
 
     Dropout zeroes the same weights as in full attention. If `rng` is None, there is no dropout.
     """
@@ -234,8 +234,9 @@ def backward(
             d_query, d_key, d_value = carry
             keys, values = (dynamic_index(x, head, j) for x in (blocks.key, blocks.value))
             scores, mask = blocks.scores(queries, head, i, j)
-            # Subtract the maximum and the logarithm separately. In a fully masked row, the
-            # maximum is so large in magnitude that adding the logarithm to it would have no effect.
+            # Subtract the maximum and the logarithm of the sum separately. In a fully masked row,
+            # the maximum is so large in magnitude that adding the logarithm to it would have no
+            # effect.
             weights = jnp.exp(scores - block_max - block_log_sum)
             d_weights = blocks.drop(float32_einsum("btv,bvs->bts", d_output, values), head, i, j)
             d_scores = jnp.where(mask, weights * (d_weights - block_sums) * scale, 0).astype(dtype)

@@ -15,7 +15,7 @@ from transformer_jax.model.variants.blockwise_attention import Inputs, blockwise
 
 
 def score_scale(config: ModelConfig) -> float:
-    """Return the factor that the configured score applies to the dot product."""
+    """Return the factor by which the configured score scales the dot product."""
     return config.d_k**-0.5 if config.attention_score == "scaled_dot_product" else 1.0
 
 

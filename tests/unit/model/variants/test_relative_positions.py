@@ -1,4 +1,4 @@
-"""Test self-attention with ALiBi, rotary, and relative positions against their formulas."""
+"""Test self-attention with ALiBi, rotary, relative, and T5 positions against their formulas."""
 
 import cmath
 import math
@@ -54,18 +54,18 @@ def config_of(positions: Any, **changes: Any) -> ModelConfig:
 
 
 def formulas(positions: str, params: Params, config: ModelConfig) -> tuple[PairScore, PairValue]:
-    """Return two formulas for `positions`: a pair's attention score and its value."""
+    """Return a position scheme's formulas for the score and the value of a query-key pair."""
     scale = 1 / math.sqrt(D_K) if config.attention_score == "scaled_dot_product" else 1.0
 
     def alibi(head: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # With three heads, ALiBi uses the two slopes for two heads, followed by the first slope for
-        # four heads.
+        # With three heads, ALiBi uses both slopes of a two-head model, followed by the first slope
+        # of a four-head model.
         slope = [2**-4, 2**-8, 2**-2][head]
         return float(query @ key) * scale - slope * abs(t - s)
 
     def rotary(_: int, query: Floats, key: Floats, t: int, s: int) -> float:
-        # Treat each pair of components as a complex number. The score is
-        # Re(q e^(i t angle) (k e^(i s angle))*).
+        # Treat each pair of components as a complex number. Each pair adds
+        # Re(q e^(i t angle) (k e^(i s angle))*) to the unscaled score.
         total = 0.0
         for i in range(D_K // 2):
             angle = 10000 ** (-2 * i / D_K)
@@ -203,8 +203,8 @@ def test_only_the_distance_of_query_and_key_matters(positions: str) -> None:
         (1, [2**-8]),
         (8, [2**-n for n in range(1, 9)]),
         (16, [2 ** (-n / 2) for n in range(1, 17)]),
-        # With six heads, ALiBi uses the four slopes for four heads, followed by the first and third
-        # slopes for eight heads.
+        # With six heads, ALiBi uses all slopes of a four-head model, followed by the first and
+        # third slopes of an eight-head model.
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
     ],
 )
