@@ -346,7 +346,7 @@ def test_patience_ends_a_run_that_no_longer_improves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Step 2 has the best perplexity. From step 3 to step 5, the perplexity improves from 7.0 to
-    # 5.5, but it is always worse than at step 2.
+    # 5.5, but it is never as good as at step 2.
     perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}

@@ -50,8 +50,9 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Float64 differences from one-device training, and the largest share of the state on a device.
+    """The parameters' distances from training on one device in float64, and shares of the state.
 
+    A share is the largest fraction of the training state that any device holds.
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
     return run_program("on_devices.py", "float64", *request.param)

@@ -135,7 +135,7 @@ class ModelConfig(ConfigSection):
     """For `learned` positions: how to handle positions past the end of the
     table. `error` rejects a source that is longer than the table, and ends a
     translation at the last position. `clamp`, which differs from the paper,
-    reuses the last position."""
+    uses the table's last vector for all later positions."""
     learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
     """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
@@ -414,8 +414,8 @@ class DecodeConfig(ConfigSection):
     beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
     paper's code, a hypothesis can finish if its end-of-sentence token is among
-    the 2 x beam_size most likely continuations. `any`, which differs from the
-    paper, lets every hypothesis finish."""
+    the 2 x beam_size most likely continuations. With `any`, which differs
+    from the paper's code, every hypothesis can finish at every step."""
     average_checkpoints: Annotated[int, POSITIVE] = 1
     """Translate with the mean parameters of the last N scheduled checkpoints.
     For Table 2, the paper averages 5 checkpoints of the base model and 20 of

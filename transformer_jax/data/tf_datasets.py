@@ -240,7 +240,7 @@ def _download_and_prepare(builder: Builder) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the first line of the original exception's message, or its type if empty."""
+    """Return the first line of the original exception's message, or its type if there is none."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     lines = str(error).splitlines()

@@ -1,9 +1,8 @@
 """A treebank in a folder. Each sentence is a source, and its linearized tree is the target.
 
 A split is a file (`dev.trees`, `dev.mrg`) or a folder of files (`dev/`). If neither exists, a
-split consists of Wall Street Journal sections of the Penn Treebank, which are folders (`00/` to
-`24/`). Sections 02 to 21 are for training, section 22 is for development, and section 23 is for
-testing.
+split consists of Wall Street Journal sections of the Penn Treebank, in the folders `00/` to `24/`.
+Sections 02 to 21 are for training, section 22 is for development, and section 23 is for testing.
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
 lines. Both kinds of files may be compressed with gzip.

@@ -98,7 +98,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run, modified to never predict padding if padding is the decoder's start token.
+    """Return the run, or a run that never predicts padding if padding is the start token.
 
     CTranslate2 can exclude a token only through a logit bias, so a large negative bias reduces the
     probability of padding to zero.

@@ -10,7 +10,7 @@ Format = Literal["ctranslate2", "marian", "safetensors"]
 
 
 def check_exportable(config: Config, name: Format) -> None:
-    """Raise a UsageError if a library is missing or the format cannot express the model."""
+    """Raise a UsageError if a library is missing or the format cannot represent the model."""
     if name == "ctranslate2":
         check_ctranslate2(config)
     elif name == "marian":

@@ -25,10 +25,11 @@ class Selection:
     """
 
     kind: str = "cross"
-    """The kind of attention: a value of `Kind`."""
+    """The kind of attention: one of the values of `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """The view: a value of `View`. The grid view always shows all layers, heads, and tokens."""
+    """The view to draw: one of the values of `View`. The grid always shows all layers, heads, and
+    tokens."""
     heads: Collection[SupportsIndex] | None = None
     """The indices of the heads to show (such as a list or a NumPy array), or None for all heads."""
     position: SupportsIndex | None = None

@@ -27,7 +27,7 @@ LINES = ["one", "two hundred and thirty-one", "ninety thousand"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that averages two checkpoints and gives different lines different translations."""
+    """A run that averages two checkpoints and translates different lines differently."""
     # This model is so wide that its parameters account for most of a package's size.
     config = SMALL.change(model={"d_ff": 4096}, decode={"average_checkpoints": 2, "beam_size": 2})
     return load(write_untrained_run(tmp_path_factory.mktemp("runs") / "run", config, scale=3).path)
