@@ -4,10 +4,10 @@
     transformer-jax train configs/presets.py:t2t_v2
 
 The `t2t` rows contain the default settings of Tensor2Tensor, the authors' code, at the time of the
-paper and in later versions. The last row describes Flax's WMT example. Every row uses the same data
-as the `base` config. In these recipes, label smoothing spreads its probability mass over all tokens
-except the correct one. The comments above the rows list the features of the recipes that this
-package does not support.
+paper and in later versions. The last row describes Flax's WMT example. Every row uses the same
+corpus as the `base` config. In these recipes, label smoothing spreads its probability mass over all
+tokens except the correct one. The comments above the rows list the features of the recipes that
+this package does not support.
 """
 
 from configs.base import CONFIG as PAPER
@@ -24,7 +24,7 @@ T2T_2017 = PAPER.change(
 )
 # transformer_base_v1 has no attention biases and allows translations up to 100 tokens longer than
 # the source. Like this package, versions v1, v2, and v3 initialize the query, key, and value
-# projections separately. These versions have the other three unsupported features of the 2017
+# projections separately. These versions share the other three unsupported features of the 2017
 # recipe.
 T2T_V1 = T2T_2017.change(model={"attention_bias": False}, decode={"max_extra_length": 100})
 # transformer_base_v2 uses pre-norm, more dropout, a higher learning rate, and a longer warmup.

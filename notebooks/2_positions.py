@@ -333,8 +333,8 @@ plt.show()
 # longer than the ones encountered during training." The paper does not test this claim, but the
 # positions study in this repository does. The study trains models on lines of at most $L = 30$
 # tokens and scores them on lines of up to 120 tokens. The lines contain spelled-out numbers. We
-# plot the results of the study, which are stored in this repository, with three seeds for each
-# scheme. `docs/positions.md` describes the study and its statistics.
+# plot the study's results, which are stored in this repository, for three seeds per scheme.
+# `docs/positions.md` describes the study and its statistics.
 
 # %%
 results = defaultdict(list)
@@ -377,7 +377,7 @@ plt.show()
 # offset, give better results from $L$ to $1.5L$. Beyond $2L$, the model without positional
 # encodings has the lowest perplexity, probably because unfamiliar positions cannot mislead it. At
 # lengths up to $L$, the model without positional encodings is the worst. These results are for a
-# single text. On image captions from $L$ to $2L$, sinusoids also give a significantly lower
+# single corpus. On image captions from $L$ to $2L$, sinusoids also give a significantly lower
 # perplexity than the learned table, but rotary positions do not give a significantly lower
 # perplexity than sinusoids.
 #

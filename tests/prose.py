@@ -106,7 +106,7 @@ def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
 
 
 def _paragraphs(path: Path) -> Iterator[Passage]:
-    """Yield the paragraphs, headings, list items, and table rows of a page."""
+    """Yield the paragraphs, headings, list items, and table rows of a page, but no code blocks."""
     text = re.sub(
         r"^```.*?^```$",
         lambda fence: "\n" * fence[0].count("\n"),

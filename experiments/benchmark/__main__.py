@@ -170,7 +170,7 @@ class Gpu(MeasureCommand):
     minutes: float = 7.5
     """Time limit for the whole command."""
     toy: bool = False
-    """Try the command with toy models, on any device."""
+    """Use toy models to try the command on any device."""
     # A training round has one step per batch, so the number of steps is not an option.
     steps: Suppress[Fixed[int]] = 1
 

@@ -153,7 +153,7 @@ def serve(task: Mapping[str, Any]) -> Workload:
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on a config's text with the work that the training loop does between two reports.
+    """Train on a config's text, doing the same work per step as the training loop.
 
     Args:
         task: a mapping with the keys `config` (JSON data), `steps`, and `is_preloaded`. If

@@ -1,4 +1,4 @@
-"""Test that each batch shape is compiled once, and that programs do not depend on the seed."""
+"""Test that steps compile once per batch shape, and that programs do not depend on the seed."""
 
 import logging
 import re

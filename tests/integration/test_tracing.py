@@ -1,4 +1,4 @@
-"""Test that tracing does not change results, and that a run ends if its trace cannot be written."""
+"""Test that tracing does not change results, and that a run fails if it cannot write its trace."""
 
 import gzip
 import io

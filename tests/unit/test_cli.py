@@ -152,7 +152,7 @@ def test_a_mistake_is_reported_in_one_line_before_slow_imports_and_writes_no_fil
         *map(json.dumps, (list(MISTAKES), helps, SLOW_IMPORTS)),
         cwd=tmp_path,
         TRANSFORMER_JAX_CACHE=str(tmp_path / "cache"),
-        # A message must not wrap, even in a narrow terminal.
+        # An error message must not wrap, even in a narrow terminal.
         COLUMNS="20",
     )
     assert ended.returncode == 0, ended.stderr

@@ -25,7 +25,7 @@ from transformer_jax.model.linear import Dense
 from transformer_jax.model.masks import source_mask
 
 HALF_VARIANCE = 0.5**0.5
-"""The factor that preserves the variance when it scales a sum of two terms with equal variance."""
+"""The factor that scales a sum of two terms with equal variance back to that variance."""
 
 
 def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array, "B T W D"]:
@@ -76,7 +76,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A gated convolution over current and earlier positions, then attention to the source."""
+    """A gated convolution over the current and earlier positions, then attention to the source."""
 
     config: ModelConfig
 
@@ -97,7 +97,8 @@ class DecoderLayer(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Return the layer's output. `past` contains x at the current and earlier positions.
+        """Return the layer's output. `past` contains x, after dropout, at the W positions up to and
+        including each position.
 
         The query includes the embedding of the input token, so that attention can depend on the
         previous word.
@@ -117,7 +118,8 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S D"]
     """The outputs of the last encoder layer."""
     values: Float[Array, "B S D"]
-    """The outputs of the last encoder layer plus the embeddings, which identify the tokens."""
+    """The scaled sum of the last encoder layer's outputs and the embeddings, which identify the
+    tokens."""
 
 
 class ConvolutionalModel(IncrementalModel):

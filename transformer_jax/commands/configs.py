@@ -47,7 +47,7 @@ class Params(FileCommand):
 
 @dataclass(frozen=True)
 class Diff(PathCommand):
-    """Show how two configs, or the configs of two runs, differ."""
+    """Show how two configs or runs differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """A config file, FILE:ROW for one row of a sweep, the name of a shipped
@@ -55,7 +55,7 @@ class Diff(PathCommand):
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first one."""
     json: FlagCreatePairsOff[bool] = False
-    """Print a JSON object with both values of each field that differs."""
+    """Print a JSON object that maps each difference to both values."""
     argument_name = "two configs or runs"
 
     def run(self) -> None:
@@ -82,7 +82,8 @@ class Diff(PathCommand):
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
-    """Return the config that `spec` names and, if `spec` is a run, the run's `versions`."""
+    """Return the config that `spec` names and, if `spec` is a run's folder, the run's
+    `versions`."""
     path = Path(spec)
     is_shipped = (loading.shipped_configs() / f"{spec}.py").exists()
     # A folder that is not a run may have the same name as a shipped config.

@@ -34,7 +34,7 @@ class Status(PathCommand):
 
 @dataclass(frozen=True)
 class Report(PathCommand):
-    """Compare results with the paper's, test differences for significance, and write a report."""
+    """Compare results with the paper, test differences for significance, and write a report."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
     """A sweep's folder, or the folders of runs that were trained separately.
@@ -49,7 +49,8 @@ class Report(PathCommand):
         """Write the report, and print a summary table and the footnotes.
 
         Raises:
-            UsageError: the runs cannot be compared, or no run has finished.
+            UsageError: the options are invalid, the runs cannot be compared, or no run has
+                finished.
         """
         from transformer_jax.sweeps.adhoc import collect_runs, read_adhoc_statuses
         from transformer_jax.sweeps.footnotes import list_footnotes

@@ -137,7 +137,7 @@ def _continues_collective(name: str, computation: list[Instruction]) -> bool:
 
 
 def _result_shape(instruction: Instruction) -> str:
-    """Return the result's shape, without operands that most asynchronous operations include."""
+    """Return the result's shape; most asynchronous operations also list their operands' shapes."""
     if instruction.operation == "all-reduce-start" or not instruction.operation.endswith("-start"):
         return instruction.shape
     # The shape has the form (operand, result, ...) or ((operands), (results), ...).

@@ -1,4 +1,4 @@
-"""Create JAX devices that programs can be compiled for but not run on."""
+"""Create JAX devices that serve only as compilation targets."""
 
 import importlib.util
 from typing import Any

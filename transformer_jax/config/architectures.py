@@ -44,7 +44,8 @@ def uses(model: ModelConfig, field: str) -> bool:
 def unused_defaults(architecture: str) -> dict[str, object]:
     """Return the default value of each field that an architecture does not use.
 
-    To change a config's architecture, also reset the fields that the new one does not use.
+    When you change a config's architecture, reset the fields that the new architecture does not
+    use.
     """
     defaults = ModelConfig()
     return {k: getattr(defaults, k) for k, users in USED_BY.items() if architecture not in users}

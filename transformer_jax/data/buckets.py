@@ -3,8 +3,8 @@
 XLA compiles one program for each batch shape, so sentence pairs are grouped into a few buckets. A
 bucket of size (S, T) pads pairs with at most S source and T target tokens to S + T positions. The
 search minimizes the total number of positions. First, the search repeatedly adds the bucket that
-saves the most positions, until little padding remains. Second, the search replaces each bucket in
-turn with the best choice given the other buckets. Third, the search repeats the second phase from
+saves the most positions, until little padding remains. Second, the search replaces one bucket at a
+time to minimize the total, until nothing improves. Third, the search repeats the second phase from
 random sets of buckets and keeps the best result. The random number generator has a fixed seed, so
 the same lengths always give the same buckets.
 """
@@ -27,8 +27,9 @@ def choose_bucket_sizes(
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
     `lengths` contains the length of each source and target, int[pairs, 2]. The greedy search stops
-    as soon as the fraction of positions that contain tokens reaches `target_density`, because
-    another bucket would require a compilation but save little padding.
+    at `max_buckets` buckets, or when the fraction of positions that contain tokens reaches
+    `target_density`. Beyond that, another bucket would require a compilation but save little
+    padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density, max_buckets)
@@ -100,7 +101,7 @@ class PaddingCost:
         return self._size(*divmod(int(saved.argmax()), saved.shape[1]))
 
     def greedy_search(self, target_density: float, max_buckets: int) -> list[Size]:
-        """Start with one bucket for all pairs; add buckets until `target_density` is reached."""
+        """Start with one bucket for all pairs; stop at `target_density` or at `max_buckets`."""
         sizes = [self._size(-1, -1)]
         most = min(max_buckets, np.count_nonzero(self.counts))
         while len(sizes) < most and self.tokens < target_density * self.cost(sizes):

@@ -17,7 +17,8 @@ VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """The environment variable that contains the file descriptor of the pipe to the supervisor."""
 
 # `Meter.wait_for_earlier_step` waits for step n - 2, so a beat for step n implies that step n - 2
-# is done. Every third beat sends a message, so at least one whole step runs between two messages.
+# is done. If only every third beat sends a message, at least one whole step runs between two
+# consecutive messages.
 BEATS_PER_MESSAGE = 3
 # The time limit, in seconds, for a trainer to save and exit after its supervisor exits.
 ORPHAN_SECONDS = 30.0

@@ -2,7 +2,7 @@
 
 The authors chose their search settings "after experimentation on the development set" (section
 6.1). Every evaluation is stored in the run, so running a grid again computes only the missing
-ones.
+evaluations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,14 +66,15 @@ def evaluate_grid(
     step: int | None = None,
     progress: Progress = ignore_progress,
 ) -> list[JsonObject]:
-    """Return the result of every search with every averaged model, sorted by their settings.
+    """Return the result of every search with every averaged model, sorted by settings.
 
     The last checkpoint in each average is the one at `step`, which defaults to the latest scheduled
     step. If no average needs more than one checkpoint, `step` defaults to the latest step instead.
     If the results cannot be stored, the function prints a note.
 
     Raises:
-        UsageError: the run is a package, has too few checkpoints, or does not have the split.
+        UsageError: a search setting is invalid, or the run is a package, has too few checkpoints,
+            or does not have the split.
         DataError: the text has changed since the run was created.
     """
     if folder.package is not None:
@@ -110,7 +111,7 @@ def evaluate_grid(
 def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
-    """Return the number of checkpoints in each average, and the steps of these checkpoints."""
+    """Return the size of each average, and the steps of the checkpoints available for averaging."""
     if grid.averages is None and step is not None and step not in checkpoints.scores:
         # This checkpoint is not scheduled, so it cannot be averaged.
         return [1], select_steps(checkpoints, 1, step)

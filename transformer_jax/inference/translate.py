@@ -67,9 +67,9 @@ def translate_batch(
         "max_length": max_length,
         "start": start,
         "eos": EOS,
-        # A model that starts with PAD must not generate PAD. In converted opus-mt models, PAD was
-        # added after training, so its logit is untrained. All other models have learned not to
-        # generate PAD.
+        # A model whose decoder starts with PAD must not generate PAD. In converted opus-mt models,
+        # PAD was added after training, so its logit is untrained. All other models have learned not
+        # to generate PAD.
         "suppress_tokens": (PAD,) if start == PAD else (),
     }
     if beam_size == 1:
@@ -177,7 +177,7 @@ class Translator:
         """Return up to `num_best` translations of each line, limited by the beam size.
 
         A blank line has one empty translation. This method calls `progress` with the number of
-        lines in each finished batch.
+        blank lines, and then with the number of lines in each finished batch.
 
         Raises:
             UsageError: `lines` is a single string.

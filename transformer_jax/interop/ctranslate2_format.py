@@ -27,7 +27,8 @@ from transformer_jax.runs.run_folder import new_folder
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]
-# CTranslate2 is optional. A specification describes a model, a layer, or a module.
+# A CTranslate2 specification, which describes a model, a layer, or a module. The type is `Any`
+# because CTranslate2 is optional.
 Specification = Any
 # The names of the activation functions in CTranslate2's `Activation`.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}

@@ -106,7 +106,7 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
 
     Raises:
         UsageError: special tokens in the settings conflict with the vocabulary or with each other.
-        StorageError: the settings do not contain `decoder_start_token_id`.
+        StorageError: `decoder_start_token_id` is missing or is not an integer.
         DataError: the table is inconsistent.
     """
     padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")

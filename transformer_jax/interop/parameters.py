@@ -55,9 +55,10 @@ def read_arrays(
     *,
     types: Sequence[str] = ("F32",),
 ) -> tuple[Arrays, Metadata]:
-    """Read a safetensors file that contains the expected arrays and no unknown arrays.
+    """Return the arrays and the metadata of a safetensors file.
 
-    The file may also contain the optional arrays. `types` lists the allowed data types.
+    The file must contain the expected arrays, and may contain the optional arrays, but no others.
+    `types` lists the allowed data types.
 
     Raises:
         UsageError: safetensors is not installed.

@@ -47,7 +47,8 @@ def read_safetensors(path: Path) -> Run:
 
     Raises:
         UsageError: the path is not an exported model, or safetensors is not installed.
-        StorageError: a file cannot be read, or its parameters do not match the config.
+        StorageError: a file is damaged or cannot be read, or its parameters do not match the
+            config.
     """
     folder, weights = RunFolder.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():

@@ -47,8 +47,9 @@ class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
     A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. In Tensor2Tensor, `enter` and
-    `leave` are called `layer_preprocess` and `layer_postprocess`. In the paper, nothing happens in
-    `enter` or after a stack. The pre-norm variant, `NormAndAdd`, normalizes in both places.
+    `leave` are called `layer_preprocess` and `layer_postprocess`. In the paper, `enter` returns x,
+    and no normalization follows a stack. The pre-norm variant, `NormAndAdd`, normalizes in both
+    places.
     """
 
     config: ModelConfig

@@ -23,7 +23,7 @@ class Dense(nn.Module):
     features: tuple[int, ...]
     """The sizes of the output axes; `(H, K)` splits the result into heads."""
     dtype: str
-    """The dtype of the computation. Parameters are float32, or float64 in `jax.enable_x64`."""
+    """The dtype of the computation. Parameters are float32, or float64 within `jax.enable_x64`."""
     num_input_axes: int = 1
     """The number of trailing axes of x to contract; a value of 2 merges the heads."""
     use_bias: bool = True

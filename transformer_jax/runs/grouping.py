@@ -14,8 +14,8 @@ SEED_FOLDER = re.compile(r"seed-\d+")
 def group_runs(folders: Sequence[RunFolder]) -> dict[str, tuple[RunFolder, ...]]:
     """Group runs by all config fields except the seed, and label each group.
 
-    The label is the name of the group's first run, or that run's path if another group already has
-    this name.
+    The label is the name of the group's first run (for a run in a sweep, the name of its row), or
+    the run's path if another group already has this name.
 
     Raises:
         UsageError: a run is listed twice, or the runs were trained on different text or with

@@ -38,7 +38,8 @@ RATIOS_CAPTION = (
 def draw_curves(results: Results) -> str:
     """Plot perplexity by step, with a line for each row's mean over seeds and a band for its range.
 
-    The first row and the seven rows that differ most from it are in color; the others are gray.
+    The first row and the seven rows that differ most from it are in color; the other rows are gray
+    lines without bands.
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if len(curves[name].x)]
@@ -76,7 +77,8 @@ def _mean_curve(row: RowResult) -> Curve:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the row names: the first row, then the others by decreasing difference from it."""
+    """Return the row names: the first row, then the others, from the largest difference to the
+    smallest."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity").difference
@@ -87,7 +89,7 @@ def _by_importance(results: Results) -> list[str]:
 
 
 def draw_ratios(results: Results) -> str:
-    """Plot each row's log perplexity minus the first row's, in this sweep and in the paper."""
+    """Plot each row's difference in log perplexity from the first row, here and in the paper."""
     figure = Figure(figsize=(9, 1.4 + 0.28 * len(results.rows)), layout="constrained")
     axes = figure.subplots()
     axes.margins(x=0.08)

@@ -104,7 +104,7 @@ class _Queue:
             status = read_status(run)
             if status.needs_worker(retry_failed=self._retry_failed):
                 return run
-            # In the meantime, another launcher has started the run.
+            # Another launcher may have started the run in the meantime.
             if status.status == "running" and status.slot:
                 self._ending.append(run)
                 self._report_wait(run, describe_holder(run.path))
@@ -171,7 +171,7 @@ class _Pool:
 def _settle_status(
     run: SweepRun, worker: subprocess.Popen[bytes], *, is_stopping: bool
 ) -> RunStatus:
-    """Return the status of a run whose worker has exited; write it if the worker did not."""
+    """Return the status of a run whose worker has exited, and write it if the worker did not."""
     status, code = read_status(run), worker.returncode
     # If a worker exits early, the status file is missing or describes an earlier attempt.
     is_new = read_json_object(run.status_file).get("pid") == worker.pid

@@ -1,4 +1,4 @@
-"""Evaluate on the development set during training: perplexity, and BLEU with greedy search.
+"""Compute perplexity, and BLEU with greedy search, on the development set during training.
 
 For tasks other than translation, also compute the task's main score from the greedy outputs.
 """
@@ -35,7 +35,7 @@ class DevEvaluator:
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
     def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
-        """Return a state's perplexity. If `translate` is true, also write BLEU and translations.
+        """Write and return the perplexity; if `translate` is true, also write BLEU and 20 samples.
 
         All processes must call this method. The primary process computes the perplexity and
         broadcasts it, so that all processes use exactly the same value.

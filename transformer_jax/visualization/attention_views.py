@@ -43,7 +43,7 @@ class Selection:
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
     def resolve(self, num_layers: int, num_heads: int, num_queries: int) -> "Resolved":
-        """Return the selection with nonnegative indices.
+        """Return the selection with negative indices converted to nonnegative ones.
 
         Raises:
             UsageError: a layer, a head, or a position does not exist, or `heads` is empty.

@@ -2,8 +2,8 @@
 
 evalb (https://nlp.cs.nyu.edu/evalb) contains sample.gld (references), sample.tst (trees to score),
 and sample.rsl (the scores). The sample's parameter file treats "This" and "this" as the same word,
-so the copy below uses "this". evalb also accepts a sentence without an enclosing bracket, but the
-copy encloses that sentence in a TOP bracket, which is not scored.
+so the copy below uses "this". One sentence in the sample has no enclosing bracket, which evalb
+accepts. The copy encloses this sentence in a TOP bracket, which is not scored.
 """
 
 import pytest

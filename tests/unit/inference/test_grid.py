@@ -116,7 +116,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
     assert output.count("best BLEU") == 1
     end = f"--average-checkpoints {average} --beam-size {beam_size} --alpha {alpha!r} --step 8\n"
     assert output.endswith(end)
-    # The printed command evaluates the run on the test set with the same search.
+    # The printed command uses the test set, so apply its options to the development set instead.
     assert main(["evaluate", str(run.path), *end.split(), "--by-length", "--split", "dev"]) == 0
     output = capsys.readouterr().out
     assert f"BLEU        {best['bleu']:.2f}" in output

@@ -181,7 +181,7 @@ def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: st
 
 
 def with_table(run: Run, out_of_range_positions: str, extra: int = 40) -> Translate:
-    """Return a greedy translator whose model has 20 positions and never predicts `EOS`."""
+    """Return a greedy `translate` function; its model has 20 positions and never predicts `EOS`."""
     learned = {
         "positions": "learned",
         "max_positions": 20,

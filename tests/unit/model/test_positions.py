@@ -101,8 +101,7 @@ def test_a_learned_table_starts_at_norm_1_or_at_the_norm_of_a_sinusoid(
     assert norms.mean() == pytest.approx(norm, rel=0.02)
     is_sinusoid = np.allclose(table, formula(50, 128), atol=1e-4)
     assert is_sinusoid == (init == "sinusoids")
-    # The model multiplies vectors of norm 1 by sqrt(d_model), so an embedding has norm
-    # sqrt(d_model).
+    # A sinusoid has norm sqrt(d_model / 2), whereas scaled embeddings have norm sqrt(d_model).
     assert np.linalg.norm(floats(sinusoid(positions, 128)), axis=1) == pytest.approx(8.0)
 
 
