@@ -97,9 +97,9 @@ class DecoderLayer(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Return the layer's output. `past` contains x, after dropout, at the W positions up to and
-        including each position.
+        """Return the layer's output.
 
+        `past` contains x, after dropout, at the W positions up to and including each position.
         The query includes the embedding of the input token, so that attention can depend on the
         previous word.
         """

@@ -82,8 +82,7 @@ class Diff(PathCommand):
 
 
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
-    """Return the config that `spec` names and, if `spec` is a run's folder, the run's
-    `versions`."""
+    """Return the config that `spec` names, and the `versions` of a run if it names a run."""
     path = Path(spec)
     is_shipped = (loading.shipped_configs() / f"{spec}.py").exists()
     # A folder that is not a run may have the same name as a shipped config.

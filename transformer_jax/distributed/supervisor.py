@@ -1,9 +1,9 @@
 """Monitor a trainer from a parent process, and kill the trainer if it hangs.
 
 If one of several trainers dies or hangs, the others wait for it in a collective operation, where
-they run no Python code. JAX may abort the waiting trainers only after a long delay, or not at all. If each
-trainer has a supervisor, all trainers exit with a one-line error and a documented exit code. A
-supervisor does not import JAX.
+they run no Python code. JAX may abort the waiting trainers only after a long delay, or not at all.
+If each trainer has a supervisor, all trainers exit with a one-line error and a documented exit
+code. A supervisor does not import JAX.
 """
 
 import os

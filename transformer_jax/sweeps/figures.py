@@ -77,8 +77,7 @@ def _mean_curve(row: RowResult) -> Curve:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the row names: the first row, then the others, from the largest difference to the
-    smallest."""
+    """Return the first row's name, then the other names, from the largest difference down."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity").difference
