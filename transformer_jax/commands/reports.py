@@ -21,7 +21,7 @@ class Status(PathCommand):
     argument_name = "a sweep"
 
     def run(self) -> None:
-        """Print the status.
+        """Print the status of each run.
 
         Raises:
             SweepFailedError: a run failed.

@@ -76,6 +76,7 @@ def evaluate_grid(
         UsageError: a search setting is invalid, or the run is a package, has too few checkpoints,
             or does not have the split.
         DataError: the text has changed since the run was created.
+        StorageError: a checkpoint is damaged, cannot be read, or was deleted by the training run.
     """
     if folder.package is not None:
         raise UsageError(f"{folder.path} is a package and has no separate checkpoints")

@@ -55,9 +55,9 @@ def translate_batch(
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
-    `limit` is the maximum length of each translation. It is at most S + `config.max_extra_length`,
-    and at most the number of positions that the decoder can read. The program does not check the
-    limits or the token IDs; `Translator` keeps them in range.
+    `limit` is the maximum length of each translation. No limit may exceed S +
+    `config.max_extra_length` or the number of positions that the decoder can read. The program does
+    not check the limits or the token IDs; `Translator` keeps them in range.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     state = init_decoding(model, params, source, num_hypotheses=beam_size, max_length=max_length)

@@ -105,7 +105,7 @@ def write_table1(measurements: Sequence[Measurement], folder: Path, command: str
 
 
 def _round(value: float) -> str:
-    """Return a number with three significant digits, such as "0.0164" or "1,090"."""
+    """Format a number with three significant digits, such as "0.0164" or "1,090"."""
     return f"{float(f'{value:.3g}'):,g}"
 
 
