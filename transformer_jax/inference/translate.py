@@ -176,7 +176,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line, limited by the beam size.
 
-        A blank line has one empty translation. This method calls `progress` with the number of
+        A blank line gets one empty translation. This method calls `progress` with the number of
         blank lines, and then with the number of lines in each finished batch.
 
         Raises:

@@ -106,7 +106,8 @@ def analyze(scores: Scores) -> Analysis:
 
 def _find_wide(scores: Scores) -> dict[str, float]:
     """Return the ratio of each wide row's standard deviation to the typical standard deviation."""
-    # Dividing each variance by the median of its distribution makes the median over rows unbiased.
+    # The median of a sample variance is below the true variance. Dividing by the median of the
+    # chi-squared distribution, divided by its degrees of freedom, corrects for this.
     variances = [
         statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
         for by_seed in scores.values()

@@ -169,7 +169,7 @@ def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
 
 
 def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
-    """In section 5.4, dropout acts on sub-layer outputs and on sums of embeddings and positions."""
+    """Section 5.4 applies dropout to the sub-layers' outputs and to embeddings plus positions."""
     model, _ = make_model(num_layers=2)
     active = [(path, mask) for path, rate, mask in dropouts(model) if rate > 0]
     after = {
