@@ -216,7 +216,7 @@ def to_markdown(study: Study, provenance: str = "") -> str:
 
 
 def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
-    """Return a mean and its deviation, with "*" if it differs significantly from the first row.
+    """Format a scheme's mean and standard deviation, with "*" if the difference is significant.
 
     If the scheme has no scores, return "-".
     """

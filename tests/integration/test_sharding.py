@@ -50,9 +50,9 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1, 2, and 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The parameters' distances from training on one device in float64, and shares of the state.
+    """Return how far the parameters are from those of training on one device in float64.
 
-    A share is the largest fraction of the training state that any device holds.
+    Also return the largest fraction of the training state that any device holds.
     Batches have 13 rows, which cannot be divided evenly among the devices.
     """
     return run_program("on_devices.py", "float64", *request.param)

@@ -118,8 +118,7 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S D"]
     """The outputs of the last encoder layer."""
     values: Float[Array, "B S D"]
-    """The scaled sum of the last encoder layer's outputs and the embeddings, which identify the
-    tokens."""
+    """The scaled sum of the last encoder layer's outputs and the input embeddings."""
 
 
 class ConvolutionalModel(IncrementalModel):

@@ -90,7 +90,8 @@ def decode_step(
     The arguments are the same as those of `model.decoding.decode_step`.
     """
     # A hypothesis might have moved to another slot since the model read its previous token, but its
-    # carry is still in the old slot. Before the first token, all carries of a sentence are equal.
+    # carry is still in the old slot. Before the first token, all hypotheses for a sentence have the
+    # same carry.
     parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
     def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:

@@ -20,7 +20,8 @@ def score_parses(
     """Repair and score linearized trees, and score the right-branching baseline.
 
     Each scored tree takes its words from the source sentence and its tags from the reference. The
-    predicted tags are ignored: they may be wrong, and evalb uses tags to find punctuation.
+    predicted tags are ignored, because evalb finds punctuation by tags, so a wrong tag would change
+    which words count.
 
     Raises:
         DataError: a reference is not a linearized tree over the words of its source.
