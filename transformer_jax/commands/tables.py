@@ -195,7 +195,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
     """Print each row's parameter count next to the count in the paper."""
-    table = _table("row", "parameters", "vs. base", "paper, M", "vs. base", first_number=1)
+    table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters
     for name, row in rows.items():

@@ -109,7 +109,7 @@ def scored_brackets(tree: Tree) -> Counter[Bracket]:
 
 
 def make_right_branching(tree: Tree) -> Tree:
-    """Return the right-branching tree: each word forms a constituent with all words after it.
+    """Return the right-branching tree: each word forms a constituent with the words that follow it.
 
     The outermost constituent is an S that covers the whole sentence. All other constituents are VPs
     that neither begin with punctuation nor consist of a single word.

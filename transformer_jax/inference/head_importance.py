@@ -97,8 +97,10 @@ def head_importance(
         DataError: the run's text has changed.
     """
     if num_sentences < 1:
-        setting = Setting("num_sentences", NUM_SENTENCES)
-        raise UsageError(f"num_sentences must be positive, got {num_sentences}; pass ", setting)
+        raise UsageError(
+            f"the number of sentences must be positive, got {num_sentences}; pass ",
+            Setting("num_sentences", NUM_SENTENCES),
+        )
     # This comparison also rejects NaN.
     if not margin >= 0:
         raise UsageError(

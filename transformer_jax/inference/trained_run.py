@@ -172,7 +172,8 @@ class Run:
                 `target` and `decode` are given.
         """
         if target is not None and decode:
-            raise UsageError(f"with a target, no search runs that could use {', '.join(decode)}")
+            names = ", ".join(decode)
+            raise UsageError(f"{names} cannot be used with a target, because no search runs")
         translator = self.translator(**decode)
         return compute_attention(translator, self.params, source, target, truncate=truncate)
 

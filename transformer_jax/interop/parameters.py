@@ -98,8 +98,7 @@ def check_arrays(
         stored_shape, dtype = stored[name]
         if dtype not in types:
             raise StorageError(
-                f"{source} has {name} in the type {dtype}; the supported types are "
-                f"{', '.join(types)}"
+                f"{source} has {name} in the type {dtype}; supported: {', '.join(types)}"
             )
         if stored_shape != shape:
             raise StorageError(

@@ -168,7 +168,7 @@ ITEMS = (
     ),
     Item(
         "Section 3.4",
-        "Both embeddings and the softmax share one matrix",
+        "The two embeddings and the linear layer before the softmax share one matrix",
         "model/test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
         full="transformer-jax train base --model.tie-embeddings none",
     ),

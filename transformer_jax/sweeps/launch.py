@@ -61,7 +61,8 @@ def launch(
                     pool.stop()
                 for run, worker in pool.remove_ended():
                     status = _settle_status(run, worker, is_stopping=bool(signals))
-                    report(f"{run.name}: {status.summary}")
+                    if not queue.waits_for(status):
+                        report(f"{run.name}: {status.summary}")
         finally:
             pool.stop()
     if signals:
@@ -80,12 +81,10 @@ class _Queue:
         self._reported: set[SweepRun] = set()
         statuses = [read_status(run) for run in sweep.runs]
         self._pending = [s.run for s in statuses if s.needs_worker(retry_failed=retry_failed)]
-        # Runs with the status "running" belong to other launchers. If a launcher was stopped or
-        # killed, its workers may still be saving checkpoints. A status names a slot only if the run
-        # is on this machine.
-        self._ending = [s.run for s in statuses if s.status == "running" and s.slot]
-        for run in self._ending:
-            self._report_wait(run, describe_holder(run.path))
+        # If another launcher was stopped or killed, its workers may still be saving checkpoints.
+        self._ending: list[SweepRun] = []
+        for status in statuses:
+            self.waits_for(status)
 
     def __bool__(self) -> bool:
         return bool(self._pending or self._ending)
@@ -104,11 +103,17 @@ class _Queue:
             status = read_status(run)
             if status.needs_worker(retry_failed=self._retry_failed):
                 return run
-            # Another launcher may have started the run in the meantime.
-            if status.status == "running" and status.slot:
-                self._ending.append(run)
-                self._report_wait(run, describe_holder(run.path))
+            self.waits_for(status)
         return None
+
+    def waits_for(self, status: RunStatus) -> bool:
+        """Return whether another launcher trains this run; if so, wait for the run to end."""
+        # A status names a slot only if the run is on this machine.
+        is_elsewhere = status.status == "running" and bool(status.slot)
+        if is_elsewhere:
+            self._ending.append(status.run)
+            self._report_wait(status.run, describe_holder(status.run.path))
+        return is_elsewhere
 
     def _is_pending(self, run: SweepRun) -> bool:
         return read_status(run).needs_worker(retry_failed=self._retry_failed)

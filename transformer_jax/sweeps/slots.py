@@ -86,11 +86,15 @@ def available_bytes(root: Path = Path("/")) -> int:
     This function respects the memory limits of containers and Slurm jobs (control groups, version
     2). The folder `root` contains the folders `proc` and `sys`.
     """
-    lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
-    available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
-    groups = (root / "proc/self/cgroup").read_text("utf-8")
-    mount = root / "sys/fs/cgroup"
-    group = mount / groups.rpartition("0::/")[2].strip()
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    # A file that does not exist, or that has another format, sets no limit.
+    with contextlib.suppress(OSError, StopIteration):
+        lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
+        available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
+    mount = group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        groups = (root / "proc/self/cgroup").read_text("utf-8")
+        group = mount / groups.rpartition("0::/")[2].strip()
     for folder in (group, *group.parents):
         # The root control group has no limit, and the limit of any other group can be "max".
         with contextlib.suppress(OSError, ValueError):

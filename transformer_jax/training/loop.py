@@ -92,9 +92,9 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do{reason}")
             return len(checkpointer.scores)
         if run.group.is_primary:
-            # Remove the reports that the resumed run writes again. A report at the restored step is
-            # final only if it was scheduled. In that case, no training metrics are pending, or the
-            # checkpoint has a development score.
+            # Remove the reports that the resumed run writes again. At the restored step, a training
+            # report is final if no metrics are pending, and an evaluation is final if the
+            # checkpoint has a score.
             is_final = {"train": not pending, "dev": restored in checkpointer.scores}
             kept = {split for split, final in is_final.items() if final}
             truncate_metrics(run.folder.metrics, restored, kept)

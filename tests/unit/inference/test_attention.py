@@ -112,7 +112,7 @@ def test_weights_that_are_not_finite_are_an_error(run: Run, beam_size: int) -> N
 def test_search_options_with_a_target_are_errors(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match="with a target, no search runs that could use beam_s"):
+    with pytest.raises(UsageError, match="beam_size cannot be used with a target"):
         run.attention(SOURCE, TARGET, **GREEDY)
     command = ["attention", str(run.folder.path), SOURCE, TARGET, "--beam-end", "any"]
     assert main(command) == 2

@@ -74,7 +74,7 @@ def test_pruning_masks_the_least_important_heads_first() -> None:
 
 def test_invalid_options_of_the_importance_are_errors(run: Run) -> None:
     with pytest.raises(
-        UsageError, match="num_sentences must be positive, got 0; pass num_sentences=256"
+        UsageError, match="the number of sentences must be positive, got 0; pass num_sentences=256"
     ):
         head_importance(run, num_sentences=0)
     for margin in (-1.0, math.nan):

@@ -139,7 +139,7 @@ BIAS = "encoder_0.self_attention.query.bias"
         ),
         (
             rewrite(lambda x: x.update({"embedding.table": np.ones((64, 16), "f2")})),
-            "has embedding.table in the type F16; the supported types are F32",
+            "has embedding.table in the type F16; supported: F32",
         ),
     ],
 )

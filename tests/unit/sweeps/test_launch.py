@@ -32,8 +32,9 @@ WORKER = """
 import json, os, signal, sys, time
 folder, name = sys.argv[1:3]
 def write(status, **details):
-    details |= {"slot": os.environ["TRANSFORMER_JAX_SLOT"], "host": os.uname().nodename}
-    details |= {"pid": os.getpid(), "cores": os.environ.get("TRANSFORMER_JAX_CORES")}
+    defaults = {"slot": os.environ["TRANSFORMER_JAX_SLOT"], "host": os.uname().nodename}
+    defaults |= {"pid": os.getpid(), "cores": os.environ.get("TRANSFORMER_JAX_CORES")}
+    details = defaults | details
     with open(f"{folder}/{name}.state", "w") as file:
         json.dump({"status": status, **details}, file)
 def save(*_):
@@ -47,6 +48,10 @@ if mode == "fails":
     sys.exit(70)
 if mode == "dies":
     os.kill(os.getpid(), signal.SIGKILL)
+if mode == "late":
+    # The status names another living process, the launcher.
+    write("running", pid=os.getppid())
+    sys.exit()
 if mode == "waits":
     write("running")
     time.sleep(600)
@@ -197,6 +202,22 @@ def test_a_launcher_waits_for_a_run_that_another_launcher_has_just_started(tmp_p
     set_status(run, "stopped")
     assert queue.pop() == run
     assert not queue
+
+
+def test_a_launcher_waits_for_a_run_if_another_worker_was_faster(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "late")
+    events: list[str] = []
+
+    def report(line: str) -> None:
+        events.append(line)
+        if "waiting" in line:
+            set_status(sweep.runs[0], "done")
+
+    launch(sweep, SLOTS[:1], report)
+    assert events == [
+        "late/seed-0: on cpu 0",
+        "late/seed-0: waiting, because it is already being trained by another process",
+    ]
 
 
 def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) -> None:
