@@ -97,10 +97,8 @@ def head_importance(
         DataError: the run's text has changed.
     """
     if num_sentences < 1:
-        raise UsageError(
-            f"the number of sentences must be positive, got {num_sentences}; pass ",
-            Setting("num_sentences", NUM_SENTENCES),
-        )
+        message = f"the number of sentences must be positive, got {num_sentences}; pass "
+        raise UsageError(message, Setting("num_sentences", NUM_SENTENCES))
     # This comparison also rejects NaN.
     if not margin >= 0:
         raise UsageError(
