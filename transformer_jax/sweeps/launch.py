@@ -61,7 +61,7 @@ def launch(
                     pool.stop()
                 for run, worker in pool.remove_ended():
                     status = _settle_status(run, worker, is_stopping=bool(signals))
-                    if not queue.waits_for(status):
+                    if not queue.defer_if_running(status):
                         report(f"{run.name}: {status.summary}")
         finally:
             pool.stop()
@@ -84,7 +84,7 @@ class _Queue:
         # If another launcher was stopped or killed, its workers may still be saving checkpoints.
         self._ending: list[SweepRun] = []
         for status in statuses:
-            self.waits_for(status)
+            self.defer_if_running(status)
 
     def __bool__(self) -> bool:
         return bool(self._pending or self._ending)
@@ -103,11 +103,11 @@ class _Queue:
             status = read_status(run)
             if status.needs_worker(retry_failed=self._retry_failed):
                 return run
-            self.waits_for(status)
+            self.defer_if_running(status)
         return None
 
-    def waits_for(self, status: RunStatus) -> bool:
-        """Return whether another launcher trains this run; if so, wait for the run to end."""
+    def defer_if_running(self, status: RunStatus) -> bool:
+        """If another launcher trains this run, wait for the run to end; return whether it does."""
         # A status names a slot only if the run is on this machine.
         is_elsewhere = status.status == "running" and bool(status.slot)
         if is_elsewhere:
