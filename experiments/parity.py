@@ -22,10 +22,10 @@ from experiments.search_comparison import Difference, SearchComparison, compare_
 from transformer_jax.console import run_and_report
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
-from transformer_jax.interop.marian_format import export_marian
-from transformer_jax.interop.safetensors_format import export_safetensors, read_safetensors
-from transformer_jax.interop.verify import (
+from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
+from transformer_jax.sharing.marian_format import export_marian
+from transformer_jax.sharing.safetensors_format import export_safetensors, read_safetensors
+from transformer_jax.sharing.verify import (
     CTranslate2System,
     MarianSystem,
     System,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformer_jax.sweeps.footnotes import (
+from transformer_jax.reports.footnotes import (
     ANALYSIS,
     describe_experiment,
     list_origins,

@@ -21,20 +21,20 @@ from matplotlib.lines import Line2D
 
 from experiments.provenance import describe_sweep
 from experiments.sentences import Sentence, read_sentences
-from transformer_jax.architectures.build import count_parameters
+from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError, storage_errors
-from transformer_jax.inference.by_length import score_by_length
+from transformer_jax.evaluation.by_length import score_by_length
+from transformer_jax.evaluation.perplexity import SentenceScore
+from transformer_jax.evaluation.scores import score
 from transformer_jax.inference.history import metric_by_step, metrics_table
-from transformer_jax.inference.perplexity import SentenceScore
-from transformer_jax.inference.scores import score
+from transformer_jax.reports.footnotes import STATISTICS
+from transformer_jax.reports.seed_statistics import format_mean
 from transformer_jax.runs.atomic_files import write_text
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.sweeps.footnotes import STATISTICS
 from transformer_jax.sweeps.plan import Sweep, SweepRun
-from transformer_jax.sweeps.seed_statistics import format_mean
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend

@@ -7,7 +7,7 @@ translation than the other. The comparison scores both programs' translations wi
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from transformer_jax.interop.verify import System, Translation
+from transformer_jax.sharing.verify import System, Translation
 
 
 class Difference(NamedTuple):

@@ -46,16 +46,16 @@ from transformer_jax.errors import (
 )
 
 if TYPE_CHECKING:
+    from transformer_jax.analysis.comparison import compare
+    from transformer_jax.analysis.head_importance import head_importance
+    from transformer_jax.analysis.plots import plot_losses, plot_positions
+    from transformer_jax.analysis.schedule_picture import plot_schedule
     from transformer_jax.inference.attention import Attention
-    from transformer_jax.inference.comparison import compare
-    from transformer_jax.inference.head_importance import head_importance
-    from transformer_jax.inference.plots import plot_losses, plot_positions
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.build import build_transformer
     from transformer_jax.model.head_mask import mask_heads
     from transformer_jax.model.transformer import Transformer
-    from transformer_jax.training.schedule_picture import plot_schedule
 
 __all__ = [
     "Attention",
@@ -91,13 +91,13 @@ _MODULES = {
     "Transformer": "model.transformer",
     "Translator": "inference.translate",
     "build_transformer": "model.build",
-    "compare": "inference.comparison",
-    "head_importance": "inference.head_importance",
+    "compare": "analysis.comparison",
+    "head_importance": "analysis.head_importance",
     "load": "inference.trained_run",
     "mask_heads": "model.head_mask",
-    "plot_losses": "inference.plots",
-    "plot_positions": "inference.plots",
-    "plot_schedule": "training.schedule_picture",
+    "plot_losses": "analysis.plots",
+    "plot_positions": "analysis.plots",
+    "plot_schedule": "analysis.schedule_picture",
 }
 
 

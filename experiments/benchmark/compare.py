@@ -7,7 +7,7 @@ from experiments.benchmark.measurements import Benchmark, Measurement
 from experiments.benchmark.results import Results, format_quartiles
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.tables import to_markdown
+from transformer_jax.reports.tables import to_markdown
 
 HEAD = ("part", "worker", "measure", "before", "after", "after / before", "middle half", "")
 

@@ -8,8 +8,8 @@ from experiments.benchmark.measurements import Benchmark, summarize
 from experiments.benchmark.rounds import Settings, run_rounds
 from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.ctranslate2_format import Quantization, export_ctranslate2
-from transformer_jax.interop.verify import dev_lines
+from transformer_jax.sharing.ctranslate2_format import Quantization, export_ctranslate2
+from transformer_jax.sharing.verify import dev_lines
 
 QUANTIZATIONS: dict[str, Quantization] = {
     "ctranslate2": "float32",

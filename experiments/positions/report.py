@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
-from transformer_jax.sweeps.seed_statistics import WIDE_RATIO, Analysis, analyze, format_mean
+from transformer_jax.reports.seed_statistics import WIDE_RATIO, Analysis, analyze, format_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

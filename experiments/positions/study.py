@@ -17,7 +17,7 @@ import numpy as np
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.inference.scores import sacrebleu_metrics, score
+from transformer_jax.evaluation.scores import sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 

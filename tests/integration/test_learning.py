@@ -8,7 +8,7 @@ from rich.console import Console
 from treebank import write_treebank
 
 from transformer_jax.config.loading import load_config
-from transformer_jax.inference.evaluate import evaluate
+from transformer_jax.evaluation.evaluate import evaluate
 from transformer_jax.inference.trained_run import load
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training

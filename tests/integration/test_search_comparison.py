@@ -5,7 +5,7 @@ from untrained import write_untrained_run
 
 from experiments.search_comparison import compare_searches
 from transformer_jax.inference.trained_run import load
-from transformer_jax.interop.verify import Translation, find_translations, sample_lines
+from transformer_jax.sharing.verify import Translation, find_translations, sample_lines
 
 
 class ScriptedSystem:

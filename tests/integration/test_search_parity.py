@@ -10,10 +10,10 @@ from training_runs import train
 
 from experiments.search_comparison import compare_searches
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.interop.ctranslate2_format import export_ctranslate2, without_padding
-from transformer_jax.interop.marian_format import export_marian
-from transformer_jax.interop.marian_import import read_marian
-from transformer_jax.interop.verify import (
+from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
+from transformer_jax.sharing.marian_format import export_marian
+from transformer_jax.sharing.marian_import import read_marian
+from transformer_jax.sharing.verify import (
     CTranslate2System,
     MarianSystem,
     System,

@@ -1,15 +1,15 @@
 """The commands of `transformer-jax`, keyed by name."""
 
+from transformer_jax.commands.attention import Attention
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.evaluation import Evaluate
 from transformer_jax.commands.inference import Package, Translate
-from transformer_jax.commands.interop import Export, Import
 from transformer_jax.commands.paper import Paper
-from transformer_jax.commands.pictures import Attention
 from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.reports import Report, Status
+from transformer_jax.commands.sharing import Export, Import
 from transformer_jax.commands.sweeps import Sweep
 from transformer_jax.commands.training import Prepare, Reproduce, Resume, Train
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar
 from tyro.conf import Positional, Suppress, arg
 
 from transformer_jax.config import Config, Row, loading
+from transformer_jax.config.rows import with_sections
 from transformer_jax.console import shell_command
 from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.sweeps.rows import with_sections
 
 ConfigArgument = Positional[
     Annotated[str, arg(metavar="CONFIG", help_behavior_hint="(required, and first)")]

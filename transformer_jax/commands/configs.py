@@ -31,7 +31,7 @@ class Params(FileCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Print the parameter count of each module, or the total for each row of a sweep."""
-        from transformer_jax.architectures.build import count_parameters
+        from transformer_jax.baselines.build import count_parameters
 
         counts = {name: count_parameters(row.config) for name, row in rows.items()}
         first = next(iter(counts.values()))

@@ -20,8 +20,8 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from transformer_jax.inference.evaluate import Evaluation
-    from transformer_jax.inference.significance import Comparison
+    from transformer_jax.analysis.significance import Comparison
+    from transformer_jax.evaluation.evaluate import Evaluation
     from transformer_jax.inference.trained_run import Run
 
 GRID_OPTIONS = ("beam_sizes", "alphas", "averages")
@@ -85,9 +85,9 @@ class Evaluate(RunCommand):
             raise UsageError(
                 "--per-checkpoint needs averaged checkpoints: pass --average-checkpoints 2 or more"
             )
+        from transformer_jax.analysis import significance
         from transformer_jax.data.corpora import bleu_tokenizer
-        from transformer_jax.inference import significance
-        from transformer_jax.inference.evaluation_files import save_evaluation
+        from transformer_jax.evaluation.evaluation_files import save_evaluation
 
         baseline = None if self.baseline is None else self.load(self.baseline)
         evaluation, other = self._evaluate(run, baseline)
@@ -120,8 +120,8 @@ class Evaluate(RunCommand):
         self, run: "Run", baseline: "Run | None"
     ) -> tuple["Evaluation", "Evaluation | None"]:
         """Evaluate the run, and the baseline if there is one."""
-        from transformer_jax.inference.evaluate import evaluate
-        from transformer_jax.inference.significance import check_comparable
+        from transformer_jax.analysis.significance import check_comparable
+        from transformer_jax.evaluation.evaluate import evaluate
 
         split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
         with progress_bar() as progress:
@@ -144,7 +144,7 @@ class Evaluate(RunCommand):
     def _run_grid(self) -> None:
         """Evaluate all combinations of settings, and print the scores."""
         folder = RunFolder.open(Path(self.run_folder))
-        from transformer_jax.inference.grid import Grid, evaluate_grid
+        from transformer_jax.evaluation.grid import Grid, evaluate_grid
 
         grid = Grid(**self.select_given(*GRID_OPTIONS))
         split = self.split or "dev"

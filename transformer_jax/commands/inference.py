@@ -158,8 +158,8 @@ class Package(CheckpointCommand):
         # Check the path before importing JAX, so that errors appear immediately.
         check_available(out, is_package=True)
         run = self.load()
-        from transformer_jax.inference.model_card import find_scores
-        from transformer_jax.inference.packaging import package_run
+        from transformer_jax.sharing.model_card import find_scores
+        from transformer_jax.sharing.packaging import package_run
 
         folder = package_run(
             run,

@@ -118,19 +118,19 @@ class Plot(PathCommand):
     def _draw(self, folders: Sequence[RunFolder]) -> "Picture":
         match self.kind:
             case "curves":
-                from transformer_jax.inference.comparison import compare
+                from transformer_jax.analysis.comparison import compare
 
                 return compare(folder.path for folder in folders).plot(*self.metrics)
             case "schedule":
-                from transformer_jax.training.schedule_picture import plot_schedule
+                from transformer_jax.analysis.schedule_picture import plot_schedule
 
                 return plot_schedule(folders[0].config)
             case "positions":
-                from transformer_jax.inference.plots import plot_positions
+                from transformer_jax.analysis.plots import plot_positions
 
                 return plot_positions(self._load(), **self.select_given("num_positions", "offset"))
             case "loss":
-                from transformer_jax.inference.plots import plot_losses
+                from transformer_jax.analysis.plots import plot_losses
 
                 with progress_bar() as progress:
                     split = self.select_given("split")
@@ -139,7 +139,7 @@ class Plot(PathCommand):
                 return self._draw_heads()
 
     def _draw_heads(self) -> "Picture":
-        from transformer_jax.inference.head_importance import head_importance
+        from transformer_jax.analysis.head_importance import head_importance
 
         options = self.select_given("split", "num_sentences", "margin")
         with progress_bar() as progress:

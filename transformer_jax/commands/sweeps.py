@@ -14,10 +14,10 @@ from transformer_jax.commands.tables import format_duration, print_statuses
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
+from transformer_jax.config.rows import Scale, scale_rows
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.resources import Resources
-from transformer_jax.sweeps.rows import Scale, scale_rows
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan

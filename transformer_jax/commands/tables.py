@@ -14,8 +14,8 @@ from transformer_jax.errors import SweepFailedError
 from transformer_jax.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from transformer_jax.inference.evaluate import Evaluation
-    from transformer_jax.inference.significance import Comparison
+    from transformer_jax.analysis.significance import Comparison
+    from transformer_jax.evaluation.evaluate import Evaluation
     from transformer_jax.sweeps.status import RunStatus
 
 
@@ -45,7 +45,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
         f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}"
     )
     if (task := result.get("task")) is not None:
-        from transformer_jax.inference.tasks import describe_task
+        from transformer_jax.evaluation.tasks import describe_task
 
         stdout.print("\n".join(f"  {line}" for line in describe_task(task)))
     if (compound_bleu := result["compound_bleu"]) is not None:
@@ -53,7 +53,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     if "tok:none" in scores.bleu_signature:
         stdout.print("  BLEU splits words at spaces: it is tokenized BLEU if the text is tokenized")
     if checkpoints := result.get("per_checkpoint"):
-        from transformer_jax.inference.tasks import main_score
+        from transformer_jax.evaluation.tasks import main_score
 
         columns = ("step", "perplexity", "BLEU", "chrF2", *main_score(result.get("task")))
         table = Table(*columns, box=None)
@@ -83,7 +83,7 @@ def print_grid(results: Sequence[JsonObject]) -> JsonObject:
     The best evaluation has the highest BLEU or, for tasks other than translation, the highest main
     score.
     """
-    from transformer_jax.inference.tasks import main_score
+    from transformer_jax.evaluation.tasks import main_score
 
     all_scores = [main_score(result.get("task")) or {"BLEU": result["bleu"]} for result in results]
     [name] = all_scores[0]

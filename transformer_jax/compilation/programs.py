@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.hlo import Collectives, read_collectives
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from transformer_jax.architectures.build import attention_weights
+from transformer_jax.baselines.build import attention_weights
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import DataError, UsageError

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Vocabulary

@@ -133,14 +133,14 @@ ITEMS = (
     Item(
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
-        "inference/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
+        "evaluation/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
     ),
     Item(
         "Section 1",
         "Attention versus recurrence at equal size (needs Multi30k; see docs/recurrence.md)",
-        "architectures/test_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
+        "baselines/test_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
         "transformer-jax sweep recurrence --seeds 3",
     ),
     Item(

@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array
 
-from transformer_jax.architectures.layers import LAYERS
+from transformer_jax.baselines.layers import LAYERS
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.paper.program import analyze

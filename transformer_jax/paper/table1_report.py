@@ -9,9 +9,9 @@ import jax
 from transformer_jax.errors import storage_errors
 from transformer_jax.json_types import JsonObject
 from transformer_jax.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
+from transformer_jax.reports.tables import to_markdown
 from transformer_jax.runs.atomic_files import write_json, write_text
 from transformer_jax.runs.versions import source_commit
-from transformer_jax.sweeps.tables import to_markdown
 
 SUMMARY = ("layer", "quantity", "paper", "fitted")
 DETAILS = ("layer", "n", "d", "FLOPs", "with projections", "sequential", "path", "ms", "MB")

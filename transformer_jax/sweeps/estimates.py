@@ -2,7 +2,7 @@
 
 import jax
 
-from transformer_jax.architectures.build import count_parameters
+from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Config
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status

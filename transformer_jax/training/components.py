@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.data.batches import Batches
 from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES, Progress, ignore_progress
 from transformer_jax.data.prepare import Prepared, prepare

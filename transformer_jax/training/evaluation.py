@@ -8,9 +8,9 @@ import math
 
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError, memory_errors
-from transformer_jax.inference.perplexity import perplexity, score_sentences, scoring_batches
-from transformer_jax.inference.scores import score
-from transformer_jax.inference.tasks import check_task, main_score, score_task
+from transformer_jax.evaluation.perplexity import perplexity, score_sentences, scoring_batches
+from transformer_jax.evaluation.scores import score
+from transformer_jax.evaluation.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.training.components import RunComponents

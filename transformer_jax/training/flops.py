@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from transformer_jax.architectures.flops import (
+from transformer_jax.baselines.flops import (
     convolutional_multiply_adds,
     recurrent_multiply_adds,
 )

@@ -14,9 +14,9 @@ from untrained import write_untrained_run
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config
 from transformer_jax.data.prepare import Prepared, find_prepared
-from transformer_jax.inference import evaluate as evaluate_module
-from transformer_jax.inference.evaluate import Evaluation, evaluate
-from transformer_jax.inference.scores import score
+from transformer_jax.evaluation import evaluate as evaluate_module
+from transformer_jax.evaluation.evaluate import Evaluation, evaluate
+from transformer_jax.evaluation.scores import score
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import Translator
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from small import SMALL, with_architecture
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.shapes import (
     LAYER_ACTIVATIONS,
     assume_shapes,

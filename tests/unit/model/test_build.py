@@ -11,8 +11,8 @@ import pytest
 from models import VOCABULARY
 from oracles import SMALL
 
-from transformer_jax.architectures.build import ARCHITECTURES
-from transformer_jax.architectures.recurrent import CELLS
+from transformer_jax.baselines.build import ARCHITECTURES
+from transformer_jax.baselines.recurrent import CELLS
 from transformer_jax.config import ConfigError, ModelConfig
 from transformer_jax.model.build import (
     ACTIVATIONS,

@@ -15,7 +15,7 @@ from model_variants import FAST, VARIANTS, cases
 from models import SOURCE, VOCABULARY, make_decoder_layer, make_model, make_self_attention
 from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
 
-from transformer_jax.architectures.build import decode_step, init_decoding
+from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.inference.search import Translations, beam_search
 from transformer_jax.model.decoding import (
     CacheView,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.architectures.layers import LAYERS
+from transformer_jax.baselines.layers import LAYERS
 from transformer_jax.paper.table1 import (
     CLAIMS,
     Measurement,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.architectures.layers import LAYERS
+from transformer_jax.baselines.layers import LAYERS
 from transformer_jax.cli import main
 
 

@@ -11,7 +11,7 @@ import pytest
 from model_variants import cases
 from small import SMALL
 
-from transformer_jax.architectures.build import build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare

@@ -1,0 +1,75 @@
+"""Helpers for tests that train small models and compare the results bit for bit."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from transformer_jax.baselines.build import build_model
+from transformer_jax.config import Config
+from transformer_jax.distributed import heartbeat
+from transformer_jax.runs.array_store import on_device
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
+from transformer_jax.training.step import init_state
+
+QUIET = Console(quiet=True)
+# Environment variables contain this secret while the tests produce their shared runs.
+PRIVATE = "hunter2-and-more"
+# JAX traces this jitted function only once for each model and config.
+INIT_STATE = jax.jit(init_state, static_argnums=(0, 1))
+
+
+def train(config: Config, path: Path, **options: Any) -> Path:
+    """Create a run, train its model, and return the path to the run."""
+    run_training(create_run(config, path, QUIET, **options), QUIET)
+    return path
+
+
+def resume(path: Path, **sections: dict[str, Any]) -> Path:
+    """Resume a run with changes to its config, and return its path."""
+    folder = RunFolder.open(path)
+    run_training(folder.with_config(folder.config.change(**sections)), QUIET)
+    return path
+
+
+def state_of(path: Path) -> tuple[int, Any]:
+    """Return the step of the latest checkpoint, along with its parameters and optimizer state."""
+    folder = RunFolder.open(path)
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(INIT_STATE, model, folder.config.train)
+    arrays = on_device({"params": shapes.params, "optimizer": shapes.opt_state}, device)
+    with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
+        step = checkpoints.latest_valid()
+        assert step is not None
+        return step, checkpoints.restore(step, arrays)
+
+
+def scores_of(path: Path) -> dict[int, float]:
+    """Return the perplexity of each scheduled checkpoint."""
+    with CheckpointManager(path / "checkpoints", RunFolder.open(path).identity) as checkpoints:
+        return checkpoints.scores
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Check that two trees of arrays are bit-identical."""
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
+    """Arrange for this process to receive a signal during the given training step."""
+    beat = heartbeat.beat
+
+    def beat_and_signal(current: int) -> None:
+        beat(current)
+        if current == step:
+            signal.raise_signal(number)
+
+    patch.setattr(heartbeat, "beat", beat_and_signal)

@@ -1,0 +1,88 @@
+"""Test the convolutional encoder-decoder against NumPy loops."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from models import SOURCE, TARGET, VOCABULARY
+from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sigmoid, sinusoid, softmax
+
+from transformer_jax.baselines.build import attention_weights, build_model
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.encoder_decoder import shift_right
+from transformer_jax.special_tokens import PAD
+
+SIZE = SMALL.d_model
+
+
+def linear(params: Params, x: Floats) -> Floats:
+    return x @ floats(params["kernel"]) + floats(params["bias"])
+
+
+def gated_convolution(params: Params, x: Floats, start: int) -> Floats:
+    """Apply a convolution and a GLU. The window of position t begins at position t + start."""
+    kernel, bias = floats(params["convolution"]["kernel"]), floats(params["convolution"]["bias"])
+    result = np.zeros_like(x)
+    for t in range(len(x)):
+        y = bias.copy()
+        for k in range(len(kernel)):
+            if 0 <= (s := t + start + k) < len(x):
+                y += x[s] @ kernel[k]
+        result[t] = y[:SIZE] * sigmoid(y[SIZE:])
+    return result
+
+
+def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats, Floats]:
+    """Return the logits and each layer's attention weights (equations 1 and 2 of ConvS2S)."""
+    table, half = floats(params["embedding"]["table"]), 0.5**0.5
+    width = len(params["encoder_0"]["gated"]["convolution"]["kernel"])
+
+    def embed(tokens: list[int]) -> Floats:
+        return table[tokens] * SIZE**0.5 + sinusoid(len(tokens), SIZE)
+
+    embedded = z = embed(source)
+    for i in range(SMALL.num_layers):
+        gated = gated_convolution(params[f"encoder_{i}"]["gated"], z, -((width - 1) // 2))
+        z = (z + gated) * half
+    values, all_weights = (z + embedded) * half, list[Floats]()
+    x = g = embed(read)
+    for i in range(SMALL.num_layers):
+        layer = params[f"decoder_{i}"]
+        h = gated_convolution(layer["gated"], x, 1 - width)
+        query = (linear(layer["query"], h) + g) * half
+        weights = np.stack([softmax(z @ q) for q in query])
+        context = linear(layer["output"], weights @ values * len(source) ** 0.5)
+        x = (x + (h + context) * half) * half
+        all_weights.append(weights)
+    return x @ table.T, floats(all_weights)
+
+
+@pytest.mark.parametrize("width", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_the_model_is_the_equations_of_convs2s_as_loops(width: int) -> None:
+    config = replace(
+        SMALL, architecture="conv", attention_score="dot_product", conv_kernel_width=width
+    )
+    model = build_model(config, VOCABULARY)
+    params = drawn_params(model, SOURCE, TARGET)
+    logits = apply(model, params, SOURCE, TARGET)
+    weights = jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
+    assert set(weights) == {"cross"}
+    for row, (source, read) in enumerate(zip(SOURCE, shift_right(TARGET), strict=True)):
+        tokens = [int(token) for token in source if token != PAD]
+        expected, expected_weights = forward(params, tokens, [int(t) for t in read])
+        np.testing.assert_allclose(logits[row], expected, atol=1e-3)
+        actual = weights["cross"][:, row, 0]
+        np.testing.assert_allclose(actual[..., : len(tokens)], expected_weights, atol=1e-4)
+        assert not np.any(actual[..., len(tokens) :])
+
+
+@pytest.mark.parametrize("score", ["scaled_dot_product", "general", "additive"])
+def test_the_width_can_be_odd_without_sinusoids(score: Any) -> None:
+    config = ModelConfig(
+        architecture="conv", num_layers=1, d_model=15, positions="learned", attention_score=score
+    )
+    model = build_model(config, VOCABULARY)
+    logits = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), SOURCE, TARGET)[0])
+    assert logits.shape == (*TARGET.shape, VOCABULARY)

@@ -1,0 +1,61 @@
+"""Test that rows keep their defining fields when the corpus, budget, or size changes."""
+
+import pytest
+
+from transformer_jax.config import Config, Row
+from transformer_jax.config.loading import load_rows
+from transformer_jax.config.rows import DIVISORS, Scale, scale_rows, with_sections
+
+
+def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
+    other = Config().change(
+        data={"vocab_size": 99, "batch_tokens": 77},
+        train={"steps": 5, "label_smoothing": 0.3, "warmup_steps": 2},
+    )
+    rows = with_sections(load_rows("table3"), {"data": other, "train": other})
+    assert {row.config.data for row in rows.values()} == {other.data}
+    assert {row.config.train.warmup_steps for row in rows.values()} == {2}
+    assert rows["A1"].config.train == other.train
+    assert rows["D3"].config.train.label_smoothing == 0.0
+    assert rows["D4"].config.train.label_smoothing == 0.2
+    # Regardless of the budget, row "big" trains three times as long as row "base".
+    assert rows["big"].config.train.steps == 15
+
+
+def test_sections_that_depend_on_each_other_change_together() -> None:
+    # Changing only `train` would be invalid: the run would average more checkpoints than it keeps.
+    other = Config().change(train={"keep_checkpoints": 1}, decode={"average_checkpoints": 1})
+    row = Row(Config().change(decode={"average_checkpoints": 10}))
+    config = with_sections({"base": row}, {"train": other, "decode": other})["base"].config
+    assert config.decode.average_checkpoints == config.train.keep_checkpoints == 1
+
+
+@pytest.mark.parametrize("scale", DIVISORS)
+def test_smaller_rows_keep_their_ratios_to_the_first_row(scale: Scale) -> None:
+    rows = load_rows("table3")
+    smaller = scale_rows(rows, scale)
+    base, small_base = rows["base"].config.model, smaller["base"].config.model
+    for name in rows:
+        for key in ("d_model", "d_ff", "d_k", "d_v", "num_heads", "num_layers"):
+            ratio = getattr(rows[name].config.model, key) / getattr(base, key)
+            small_ratio = getattr(smaller[name].config.model, key) / getattr(small_base, key)
+            assert small_ratio == ratio, (name, key)
+
+
+def test_a_smaller_decoder_with_its_own_depth_keeps_its_ratio_to_the_encoder() -> None:
+    rows = {"base": Row(Config().change(model={"num_layers": 12, "num_decoder_layers": 6}))}
+    smaller = {scale: scale_rows(rows, scale)["base"].config.model for scale in DIVISORS}
+    depths = {scale: model.layers_per_stack for scale, model in smaller.items()}
+    assert depths == {"full": (12, 6), "half": (12, 6), "small": (6, 3), "tiny": (6, 3)}
+
+
+@pytest.mark.parametrize("scale", DIVISORS)
+@pytest.mark.parametrize("name", ["recurrence", "table3"])
+def test_the_rows_of_a_sweep_are_valid_at_every_scale(name: str, scale: Scale) -> None:
+    rows = load_rows(name)
+    for key, row in scale_rows(rows, scale).items():
+        model = row.config.model
+        if scale == "full":
+            assert row == rows[key]
+        else:
+            assert [model.d_model % 2, model.d_k % 2, model.d_v % 2] == [0, 0, 0]

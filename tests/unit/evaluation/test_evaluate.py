@@ -1,0 +1,97 @@
+import dataclasses
+import gzip
+import math
+import re
+from pathlib import Path
+
+import pytest
+from untrained import write_untrained_run
+
+from transformer_jax.data.prepare import prepare
+from transformer_jax.errors import DataError
+from transformer_jax.evaluation.evaluate import Evaluation, evaluate, read_files
+from transformer_jax.evaluation.perplexity import perplexity, score_sentences, scoring_batches
+from transformer_jax.evaluation.scores import score
+from transformer_jax.inference.trained_run import Run, load, read_params
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+
+GREEDY = {"beam_size": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = write_untrained_run(tmp_path_factory.mktemp("runs") / "run", scale=3.0)
+    return load(run.path, average_checkpoints=1)
+
+
+@pytest.fixture(scope="module")
+def evaluation(run: Run) -> Evaluation:
+    return evaluate(run, "dev", GREEDY)
+
+
+def test_an_evaluation_describes_its_scores(run: Run, evaluation: Evaluation) -> None:
+    result = evaluation.result
+    again = score(evaluation.hypotheses, evaluation.references, tokenizer="char")
+    assert (result["bleu"], result["chrf"]) == (again.bleu, again.chrf)
+    assert (result["step"], result["decode"]["beam_size"]) == (8, 1)
+    assert len(evaluation.sentences) == len(evaluation.references) == 40
+    nll = sum(sentence.nll for sentence in evaluation.sentences)
+    tokens = sum(sentence.target_tokens for sentence in evaluation.sentences)
+    assert result["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-9)
+    assert evaluation.hypotheses[:40] == run.translate(evaluation.sources[:40], **GREEDY)
+
+
+@pytest.fixture
+def files(evaluation: Evaluation, tmp_path: Path) -> tuple[Path, Path]:
+    """The development set as a plain source file and a compressed target file."""
+    source, target = tmp_path / "dev set.en", tmp_path / "dev set.de.gz"
+    source.write_text("".join(f"{line}\n" for line in evaluation.sources), "utf-8")
+    lines = "".join(f"{line}\n" for line in evaluation.references)
+    target.write_bytes(gzip.compress(lines.encode()))
+    return source, target
+
+
+def test_text_in_files_gets_the_scores_of_the_same_lines_in_a_split(
+    run: Run, evaluation: Evaluation, files: tuple[Path, Path]
+) -> None:
+    result = evaluate(run, files, GREEDY).result
+    own = {key: result.pop(key) for key in ("split", "title")}
+    assert own["title"] == "dev set.en and dev set.de.gz"
+    assert re.fullmatch(r"on-dev set\.en-[0-9a-f]{8}", own["split"])
+    assert result == {key: evaluation.result[key] for key in result}
+
+
+def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("one\ntwo\n")
+    target.write_text("eins\n" + "zwei " * 100 + "\n")
+    config = run.config.change(model={"positions": "learned", "max_positions": 24})
+    params = abstract_params(build_transformer(config.model, **run.vocabulary.sizes))
+    folder = dataclasses.replace(run.folder, config=config)
+    learned = dataclasses.replace(run, folder=folder, params=params)
+    with pytest.raises(
+        DataError, match=r"^target, line 2: \d+ tokens, but the model writes at most"
+    ):
+        read_files(learned, (source, target))
+
+
+def test_changed_text_is_rejected(run: Run) -> None:
+    other = dataclasses.replace(run.folder, fingerprint="0" * 64)
+    with pytest.raises(DataError, match=r"run: .* is not the text that the run was created with"):
+        evaluate(dataclasses.replace(run, folder=other), "dev", {})
+
+
+@pytest.mark.slow
+def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: Evaluation) -> None:
+    mean = load(run.folder.path, average_checkpoints=2)
+    assert mean.steps == (4, 8)
+    of_mean = evaluate(mean, "dev", GREEDY, per_checkpoint=True)
+    singles = of_mean.result["per_checkpoint"]
+    assert [single["step"] for single in singles] == [4, 8]
+    assert {key: evaluation.result[key] for key in singles[1]} == singles[1]
+    assert of_mean.per_checkpoint[1] == evaluation
+    batches = scoring_batches(*prepare(run.config.data, run.vocabulary).tokens("dev"))
+    params = read_params(run.folder, [4])
+    assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, batches))
+    assert len({of_mean.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3

@@ -1,0 +1,109 @@
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small import SMALL
+
+from transformer_jax.config import Config
+from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
+from transformer_jax.errors import StorageError
+from transformer_jax.evaluation import evaluation_files
+from transformer_jax.evaluation.evaluate import Evaluation
+from transformer_jax.evaluation.evaluation_files import folder_name, save_evaluation
+from transformer_jax.evaluation.perplexity import SentenceScore
+from transformer_jax.evaluation.scores import score
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.build import build_transformer
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.runs.run_folder import RunFolder
+
+DECODE = Config().to_dict()["decode"]
+SOURCES, REFERENCES = ["one", "two"], ["eins", "zwei"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    vocabulary = Vocabulary.share(Tokenizer.train(["one two three", "eins zwei drei"], 24))
+    config = replace(SMALL, decode=Config().decode)
+    model = build_transformer(config.model, **vocabulary.sizes)
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_params(model))
+    return Run(RunFolder(tmp_path, config, vocabulary, ""), params, steps=(8,))
+
+
+def evaluation_of(hypotheses: list[str], *, step: int = 8, average: int = 1) -> Evaluation:
+    result = {
+        "split": "dev",
+        "step": step,
+        "average_checkpoints": average,
+        "decode": {**DECODE, "beam_size": 1},
+    }
+    sentences = [SentenceScore(1, 2, 0.1), SentenceScore(3, 4, 1 / 3)]
+    scores = score(hypotheses, REFERENCES)
+    return Evaluation(result, SOURCES, hypotheses, REFERENCES, scores, sentences)
+
+
+def test_lines_and_scores_can_be_read_back(run: Run) -> None:
+    evaluation = evaluation_of(["eins", "größe\u2028x"])
+    folder = save_evaluation(run, evaluation)
+    lines = {
+        name: (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
+        for name in ("source", "hypothesis", "reference")
+    }
+    assert list(lines.values()) == [SOURCES, evaluation.hypotheses, REFERENCES]
+    assert json.loads((folder / "scores.json").read_text()) == evaluation.result
+    with (folder / "sentences.csv").open() as file:
+        head, *rows = csv.reader(file)
+    assert head == ["source_tokens", "target_tokens", "nll"]
+    assert [SentenceScore(int(s), int(t), float(nll)) for s, t, nll in rows] == evaluation.sentences
+
+
+def test_each_checkpoint_of_a_mean_has_its_own_folder(run: Run) -> None:
+    singles = tuple(evaluation_of(REFERENCES, step=step) for step in (4, 8))
+    mean = evaluation_of(SOURCES, average=2)._replace(per_checkpoint=singles)
+    parent = save_evaluation(run, mean).parent
+    assert {folder.name for folder in parent.iterdir()} == {
+        "dev-step8-average2-beam1-alpha0.6",
+        "dev-step4-average1-beam1-alpha0.6",
+        "dev-step8-average1-beam1-alpha0.6",
+    }
+    scores = json.loads((parent / "dev-step4-average1-beam1-alpha0.6/scores.json").read_text())
+    assert scores == singles[0].result
+
+
+def test_each_way_of_translating_has_its_own_folder() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"length_penalty_alpha": 1.0},
+        {"length_penalty_alpha": 0.60000001},
+        {"beam_end": "any"},
+        {"length_penalty": "power"},
+        {"max_extra_length": 20},
+        {"beam_size": 2},
+    ]
+    result = evaluation_of(REFERENCES).result
+    names = [folder_name({**result, "decode": result["decode"] | new}) for new in changes]
+    assert len(set(names)) == len(changes)
+    assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in names
+
+
+def test_scores_are_never_stored_next_to_other_translations(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_evaluation(run, evaluation_of(REFERENCES))
+    (folder / "baseline-other.json").touch()
+    save_evaluation(run, evaluation_of(REFERENCES))
+    # The translations have not changed, so no file is deleted.
+    assert (folder / "baseline-other.json").exists()
+
+    def no_space(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(evaluation_files, "write_json", no_space)
+    with pytest.raises(StorageError, match="no space left"):
+        save_evaluation(run, evaluation_of(SOURCES))
+    assert list(folder.glob("*.json")) == []

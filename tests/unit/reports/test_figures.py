@@ -1,0 +1,123 @@
+"""Test that figures show every row, and that their labels do not overlap."""
+
+import itertools
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from finished_runs import collect, make_finished_sweep, set_status, write_results
+from small import SMALL
+
+from transformer_jax.config import Paper, Row
+from transformer_jax.reports.figures import PALETTE, draw_curves, draw_ratios
+from transformer_jax.reports.results import Results
+from transformer_jax.sweeps.plan import plan_sweep
+
+NUM_ROWS = 12
+NAMES = ("base", "a", "b", "c", "d", "wide")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Results with more rows than a figure has colors."""
+    rows = {
+        f"row{i}": Row(SMALL.change(model={"d_ff": 32 + i}), Paper(4.0 + i / 10))
+        for i in range(NUM_ROWS)
+    }
+    sweep = plan_sweep(tmp_path_factory.mktemp("figures") / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        perplexity = 4.0 + int(run.row.removeprefix("row")) / 10 + run.seed / 100
+        write_results(run, perplexity, 10, splits=["dev"])
+        set_status(run, "done")
+    return collect(sweep)
+
+
+def test_each_figure_is_an_svg_that_names_every_row(tmp_path: Path) -> None:
+    rows = ["base", "worse"]
+    results = collect(make_finished_sweep(tmp_path / "s", rows, splits=["dev"]))
+    for svg in (draw_curves(results), draw_ratios(results)):
+        assert svg.count("<svg") == 1
+        assert all(f">{name}" in svg for name in rows)
+
+
+def test_curves_highlight_eight_rows_with_bands(results: Results) -> None:
+    svg = draw_curves(results)
+    labels = re.findall(r">(row\d+)  d_ff \d+<|>(row0)  <", svg)
+    names = {first or second for first, second in labels}
+    # Only the first row and the rows that differ the most from it are highlighted.
+    assert names == {"row0", *(f"row{i}" for i in range(NUM_ROWS - len(PALETTE) + 1, NUM_ROWS))}
+    assert svg.count("other rows") == 1
+    assert svg.rindex("other rows") > max(svg.rindex(f">{name}  ") for name in names)
+    assert svg.count('id="FillBetweenPolyCollection') == len(PALETTE)
+    assert all(color.lower() in svg for color in PALETTE[1:])
+
+
+def test_labels_of_ticks_are_round_numbers_that_do_not_overlap(results: Results) -> None:
+    for svg in (draw_curves(results), draw_ratios(results)):
+        assert "e-0" not in re.sub(r"<style.*?</style>", "", svg)
+    positions = [
+        float(y)
+        for y in re.findall(r'id="ytick_\d+">.*?y="([\d.]+)"', draw_curves(results), re.DOTALL)
+    ]
+    assert len(positions) >= 3
+    assert min(abs(a - b) for a, b in itertools.pairwise(positions)) > 12
+
+
+def test_a_curve_that_diverges_and_any_change_are_shown(tmp_path: Path) -> None:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), "other": Row(SMALL)}, 1)
+    sweep.store()
+    for run in sweep.runs:
+        write_results(run, 4.0, 10, splits=["dev"])
+        set_status(run, "done")
+    with (sweep.runs[1].path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "split": "dev", "perplexity": NaN}\n')
+    results = collect(sweep)
+    rows = {name: replace(row, change="train $x$") for name, row in results.rows.items()}
+    results = replace(results, rows=rows)
+    for svg in (draw_curves(results), draw_ratios(results)):
+        assert ">base  train $x$<" in svg
+        assert ">other  train $x$<" in svg
+    ticks = re.findall(
+        r"<g id=\"ytick_\d+\">.*?>([^<>\s]+)</text>", draw_curves(results), re.DOTALL
+    )
+    # The axis is logarithmic, because NaN is plotted at `MAX_PERPLEXITY`.
+    assert {"10", "1000", "100000"} <= set(ticks)
+
+
+def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
+    svg = draw_ratios(results)
+    assert all(
+        label in svg
+        for label in (">here, with simultaneous<", ">in the paper<", ">not significant<")
+    )
+
+
+def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Path) -> None:
+    # The scores of row "wide" vary so much between seeds that its interval would fill the figure.
+    rows = {name: Row(SMALL.change(model={"d_ff": 32 + i})) for i, name in enumerate(NAMES)}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        spread = 2.0 if run.row == "wide" else 0.01 * NAMES.index(run.row)
+        write_results(run, 4.0 * math.exp(spread * run.seed), 10, splits=["dev"])
+        set_status(run, "done")
+    results = collect(sweep)
+    interval = results.compare("wide", "perplexity").interval
+    assert interval is not None
+    assert interval.high > 50
+    texts = re.findall(r'<g id="xtick_\d+">.*?>([^<>\s]+)</text>', draw_ratios(results), re.DOTALL)
+    ticks = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
+    assert 0.5 < max(ticks) < 2
+
+
+def test_rows_with_equal_scores_draw_a_figure_without_a_warning(tmp_path: Path) -> None:
+    rows = {name: Row(SMALL.change(model={"remat": name == "remat"})) for name in ("base", "remat")}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    for run in sweep.runs:
+        write_results(run, 4.0 + run.seed, 10, splits=["dev"])
+        set_status(run, "done")
+    assert ">remat" in draw_ratios(collect(sweep))

@@ -1,0 +1,117 @@
+"""Test the footnotes of a report."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from finished_runs import HOSTILE, collect, make_finished_sweep, set_status
+from small import NUMBER_WORDS, SMALL
+
+from transformer_jax.config import Row
+from transformer_jax.reports.footnotes import describe_experiment, list_footnotes
+from transformer_jax.reports.report import write_report
+from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
+from transformer_jax.sweeps.status import read_status
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep in which one run failed and all others are done. Tests must not modify this sweep."""
+    sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
+    set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def folder(sweep: Sweep) -> Path:
+    """The folder that contains the sweep's report."""
+    return write_report(collect(sweep))
+
+
+@pytest.fixture
+def dev_sweep(tmp_path: Path) -> Sweep:
+    """A sweep that tests may modify. It has no test scores, so reports skip the bootstrap."""
+    return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
+
+
+def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
+    command = "transformer-jax sweep table3 --data-from wmt14"
+    replace(dev_sweep, origins=[Origin(command, "0123456789ab")]).store()
+    replace(dev_sweep, origins=[Origin(f"{command} --seeds 5", "")]).store()
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    assert notes[:2] == [
+        "Corpus: a and b, with 64 tokens in the vocabulary.",
+        "Budget: 8 steps of about 512 tokens each, with 4 steps of warmup and the paper's learning "
+        "rate.",
+    ]
+    assert notes[2].startswith("Search: beam_size 4, length_penalty gnmt, length_penalty_alpha 0.6")
+    assert f"Trained by: {command} (commit 0123456789ab)" in notes
+    assert f"Trained by: {command} --seeds 5" in notes
+    # The run folders may record different commits.
+    for run, commit in zip(dev_sweep.runs, ("0123456789ab", "ba9876543210+"), strict=False):
+        (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    assert "Trained at commit ba9876543210+." in notes
+
+
+def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:
+    text = (folder / "table.md").read_text()
+    assert (
+        "In this report (s), the difference in perplexity has the same sign as in the paper in "
+        "2 of 3 rows. Random signs would match in at least as many rows with probability 0.500."
+        in text
+    )
+    assert text.count("Missing: ") == 1
+    assert "Missing: other/seed-2: failed, train:" in text
+
+
+def test_one_footnote_names_all_runs_that_are_missing_for_the_same_reason(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        if run.seed == 1:
+            run.status_file.unlink()
+    text = (write_report(collect(dev_sweep)) / "table.md").read_text()
+    assert "- Missing: base/seed-1, worse/seed-1: queued\n" in text
+
+
+def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep) -> None:
+    single = plan_sweep(dev_sweep.path, dev_sweep.rows, 1)
+    notes = " ".join(list_footnotes(collect(single)))
+    assert "A difference without an interval proves nothing." in notes
+
+
+def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
+        (run.path / "run.json").write_text(json.dumps(data))
+    notes = " ".join(list_footnotes(collect(dev_sweep)))
+    assert "Rows whose text or vocabulary differs from that of base: worse." in notes
+
+
+def test_footnotes_list_the_budgets_of_other_rows(tmp_path: Path) -> None:
+    slow = SMALL.change(train={"steps": 16, "learning_rate_scale": 0.5})
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), "slow": Row(slow)}, 1)
+    _, budget, _ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    assert budget == (
+        "Budget: 8 steps (other rows: 16) of about 512 tokens each, with 4 steps of warmup and the "
+        "paper's learning rate (other rows: 0.5 times)."
+    )
+
+
+def test_footnotes_describe_generated_lines(tmp_path: Path) -> None:
+    lines = {"num_pairs": 1000, "max_numbers_per_line": 8, "max_digits": 6}
+    config = SMALL.change(data={**NUMBER_WORDS, **lines})
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(config)}, 1)
+    corpus, *_ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    assert corpus == (
+        "Corpus: number words, 1,000 pairs, up to 8 numbers per line, up to 6 digits per number, "
+        "with 64 tokens in the vocabulary."
+    )
+
+
+def test_runs_that_no_command_planned_are_not_called_queued(dev_sweep: Sweep) -> None:
+    more = plan_sweep(dev_sweep.path, dev_sweep.rows, 4, only=[])
+    more.store()
+    notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
+    missing = [note for note in notes if note.startswith("Missing: ")]
+    assert missing == ["Missing: base/seed-3: queued", "Missing: worse/seed-3: not planned"]

@@ -1,0 +1,242 @@
+"""Test that a report has the same results in every format."""
+
+import csv
+import json
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
+from html_page import Page
+
+from transformer_jax.cli import main
+from transformer_jax.config.loading import load_rows
+from transformer_jax.reports import footnotes
+from transformer_jax.reports.footnotes import list_footnotes
+from transformer_jax.reports.report import COMPARISONS, SCORES, make_table, write_report
+from transformer_jax.sweeps.plan import Sweep, plan_sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep in which one run failed and all others are done. Tests must not modify this sweep."""
+    sweep = make_finished_sweep(tmp_path_factory.mktemp("report") / "s")
+    set_status(sweep.runs[-1], "failed", phase="train", note=HOSTILE)
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def folder(sweep: Sweep) -> Path:
+    """The folder that contains the sweep's report."""
+    return write_report(collect(sweep))
+
+
+@pytest.fixture
+def dev_sweep(tmp_path: Path) -> Sweep:
+    """A sweep that tests may modify. It has no test scores, so reports skip the bootstrap."""
+    return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    with path.open() as file:
+        return list(csv.reader(file))
+
+
+def test_names_and_reasons_are_plain_text_in_every_format(folder: Path) -> None:
+    files = [(folder / name).read_text() for name in ("index.html", "table.tex", "table.md")]
+    page = Page(files[0])
+    assert HOSTILE in page.text
+    assert "b" not in page.tags
+    assert page.tags.count("caption") == 3
+    assert page.tags.count("figcaption") == 2
+    # The page shows rounded scores.
+    assert not re.search(r"\d\.\d{5}", page.text)
+    assert "script" not in page.tags
+    assert not any(HOSTILE in text for text in files)
+    assert "<b>" not in "".join(files)
+
+
+def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
+    folder: Path, sweep: Sweep
+) -> None:
+    links = Page((folder / "index.html").read_text()).links
+    # Two tables contain a link for each row, and one table contains a link for each run.
+    assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
+    assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
+    assert "../better/seed-2" in links
+    assert (folder / "../better/seed-2").exists()
+
+
+def test_every_format_has_one_line_per_row(folder: Path) -> None:
+    rows = read_csv(folder / "table.csv")
+    # These runs have no task scores, so the report omits the `test task` column.
+    shown = [heading for heading in SCORES if heading != "test task"]
+    assert rows[0] == shown
+    assert [len(row) for row in rows] == [len(shown)] * (len(RESULTS) + 1)
+    assert [row[0] for row in rows[1:]] == list(RESULTS)
+    latex = (folder / "table.tex").read_text()
+    assert latex.count(r" \\") == 2 * (len(RESULTS) + 1)
+    assert r"d\_ff 33" in latex
+    assert r"4.10 $\pm$ 0.10" in latex
+    scores, comparisons, *_ = (folder / "table.md").read_text().split("\n\n")
+    for table, columns in ((scores, shown), (comparisons, COMPARISONS)):
+        lines = table.splitlines()
+        assert len(lines) == len(RESULTS) + 2
+        assert all(line.count(" | ") == len(columns) - 1 for line in lines)
+    # The report compares each row after the first with the first row, in perplexity and in BLEU.
+    lines = read_csv(folder / "comparisons.csv")[1:]
+    assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
+    assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)
+
+
+def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> None:
+    head, *rows = read_csv(folder / "runs.csv")
+    runs = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert len(runs) == 3 * len(RESULTS)
+    for run in sweep.runs[:-1]:
+        scores = json.loads(next(run.path.glob("evaluations/dev-*/scores.json")).read_text())
+        assert float(runs[run.name]["dev_perplexity"]) == scores["perplexity"]
+        assert float(runs[run.name]["dev_bleu"]) == scores["bleu"]
+    assert runs["base/seed-0"]["command"].startswith("transformer-jax evaluate ")
+    assert runs["base/seed-0"]["test_chrf"] == ""
+    assert runs["other/seed-2"]["status"] == "failed"
+
+
+def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
+    head, *rows = make_table(collect(sweep), COMPARISONS)
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    number = r"[+-]\d+\.\d+"
+    interval = rf"\[{number}, {number}\]"
+    better = cells["better"]
+    assert re.fullmatch(rf"-0\.\d+ {interval}", better["ln perplexity to base"])
+    assert re.fullmatch(interval, better["Welch"])
+    assert better["paper"] == "-0.054"
+    assert better["verdict"] == "as in the paper"
+    assert better["dev BLEU to base"].startswith("+6.0 [")
+    signed = better["test BLEU to base by seed (p)"].split(", ")
+    assert len(signed) == 3
+    assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
+    assert signed[0].endswith("(< 0.001)")
+    # The sign of a row's difference may vary from seed to seed.
+    assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
+
+
+def test_a_report_in_the_repository_links_to_its_analysis(
+    dev_sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = write_report(collect(dev_sweep)) / "table.md"
+    assert "docs/statistics.md of transformer-jax describes this analysis." in notes.read_text()
+    documentation = dev_sweep.path.parents[1] / "docs" / "statistics.md"
+    documentation.parent.mkdir()
+    documentation.touch()
+    monkeypatch.setattr(footnotes, "DOCUMENTATION", documentation)
+    write_report(collect(dev_sweep))
+    assert "[docs/statistics.md](../../../docs/statistics.md)" in notes.read_text()
+    page = Page((notes.parent / "index.html").read_text())
+    assert "../../../docs/statistics.md" in page.links
+
+
+@pytest.mark.slow
+def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: Path) -> None:
+    """After only 600 steps, the rows that learn quickly at the start are ahead."""
+    file = Path("experiments/results/table3-multi30k-600-steps/runs.csv")
+    scores = {line[0]: line for line in read_csv(file)[1:]}
+    names = {name.split("/")[0] for name in scores}
+    rows = {name: row for name, row in load_rows("table3").items() if name in names}
+    sweep = plan_sweep(tmp_path / "s", rows, 3)
+    sweep.store()
+    for run in sweep.runs:
+        folder = run.path / "evaluations" / "dev-step600"
+        folder.mkdir(parents=True)
+        perplexity, bleu = map(float, scores[run.name][3:5])
+        result = {"decode": asdict(run.config.decode), "average_checkpoints": 1, "step": 600}
+        content = json.dumps({**result, "perplexity": perplexity, "bleu": bleu})
+        (folder / "scores.json").write_text(content)
+        set_status(run, "done")
+    results = collect(sweep)
+    verdicts = {name: results.verdict(name, "perplexity") for name in rows}
+    # Row E contradicts the paper most clearly: its perplexity is 8.16 points below that of the base
+    # row, whereas the paper reports the same perplexity for both.
+    assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
+    assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
+    assert results.sign_agreement("perplexity")[:2] == (4, 8)
+    # Perplexities here have another scale than in the paper, so compare relative differences. For
+    # row C1, the difference is -11.97 points here and +1.19 points in the paper.
+    ours, paper = (
+        results.compare("C1", "perplexity"),
+        results.paper_difference("C1", "perplexity"),
+    )
+    assert ours.difference == pytest.approx(-0.4396, abs=1e-4)
+    assert paper == pytest.approx(0.2166, abs=1e-4)
+
+
+def test_the_same_runs_give_the_same_files(sweep: Sweep, folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_report(collect(sweep))
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_runs_that_failed_to_train_have_readable_scores(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs:
+        if run.row == "base":
+            for path in run.path.glob("evaluations/dev-*/scores.json"):
+                path.write_text(
+                    json.dumps({**json.loads(path.read_text()), "perplexity": math.inf})
+                )
+            report = {"split": "dev", "step": 2, "perplexity": math.inf}
+            (run.path / "metrics.jsonl").write_text(f"{json.dumps(report)}\n")
+    worse = dev_sweep.find("worse/seed-0").path / "metrics.jsonl"
+    worse.write_text(json.dumps({"split": "dev", "step": 2, "perplexity": math.exp(700)}))
+    results = collect(dev_sweep)
+    folder = write_report(results)
+    assert "perplexity" not in results.rows["base"].scores
+    assert results.compare("worse", "perplexity").difference is None
+    text = (folder / "table.md").read_text()
+    assert text.count("Failed to train") == 3
+    assert "base/seed-0, with a dev perplexity of inf." in text
+
+
+@pytest.mark.parametrize("value", ["8", None, [8], {"a": 8}, True])
+def test_values_of_unexpected_types_in_files_are_ignored(dev_sweep: Sweep, value: object) -> None:
+    run = dev_sweep.find("base/seed-0")
+    table = (write_report(collect(dev_sweep)) / "table.md").read_text()
+    reports = [
+        {"step": 9, "split": "dev", "perplexity": value},
+        {"step": 9, "split": "train", "flops": value, "utilization": 0.1},
+        {"step": 9, "split": "train", "flops": 1e9, "utilization": value},
+    ]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(report)}\n" for report in reports)
+    [path] = run.path.glob("evaluations/dev-*/scores.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chrf": value}))
+    folder = write_report(collect(dev_sweep))
+    assert (folder / "table.md").read_text() == table
+    path.write_text(json.dumps({**json.loads(path.read_text()), "bleu": value}))
+    assert read_csv(write_report(collect(dev_sweep)) / "runs.csv")[1][4] == ""
+
+
+def test_the_command_prints_the_table_and_its_folder(
+    dev_sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(dev_sweep.path)]) == 0
+    out = capsys.readouterr().out
+    assert "worse" in out
+    assert f"written to {dev_sweep.path / 'report'}" in out
+    assert f"Reported by: transformer-jax report {dev_sweep.path}" in out
+    # The report omits columns that have no values, such as test BLEU.
+    assert "compound-split" not in read_csv(dev_sweep.path / "report" / "table.csv")[0]
+
+
+def test_the_score_of_a_task_has_a_column_and_a_note(tmp_path: Path) -> None:
+    sweep = make_finished_sweep(tmp_path / "s", rows=["base"])
+    for run in sweep.runs:
+        for path in run.path.glob("evaluations/test-*/scores.json"):
+            task = {"name": "parsing", "main_score": "f1", "f1": 80.0 + run.seed}
+            path.write_text(json.dumps({**json.loads(path.read_text()), "task": task}))
+    results = collect(sweep)
+    table = make_table(results, SCORES)
+    assert table[0][-1] == "test task"
+    assert table[1][-1] == "81.0 ± 1.0"
+    assert any(note.startswith("test task: the main score") for note in list_footnotes(results))

@@ -1,0 +1,317 @@
+"""Test that the ablation analysis agrees with textbook formulas, SciPy, and simulations."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from jaxtyping import Float
+from scipy import stats
+
+from transformer_jax.reports.dunnett import Correlation, dunnett_quantile
+from transformer_jax.reports.seed_statistics import (
+    BLEU_MARGIN,
+    LOG_PERPLEXITY_MARGIN,
+    Analysis,
+    Interval,
+    Verdict,
+    analyze,
+    describe_limits,
+    failed_seeds,
+    format_mean,
+    format_p,
+    sign_agreement,
+    verdict,
+    welch_interval,
+)
+
+
+def to_scores(
+    table: Sequence[Sequence[float]] | Float[np.ndarray, "R S"],
+) -> dict[str, dict[int, float]]:
+    """Return the scores by row (base, 1, 2, ...) and seed (0, 1, ...). NaN marks a missing run."""
+    names = ["base", *map(str, range(1, len(table)))]
+    return {
+        name: {seed: float(x) for seed, x in enumerate(row) if not math.isnan(x)}
+        for name, row in zip(names, table, strict=True)
+    }
+
+
+def interval_of(analysis: Analysis, row: str) -> Interval:
+    interval = analysis.comparisons[row].interval
+    assert interval is not None
+    return interval
+
+
+def excludes_zero(interval: Interval) -> bool:
+    return interval.low > 0 or interval.high < 0
+
+
+def p_of(analysis: Analysis, row: str) -> float:
+    p = analysis.comparisons[row].p
+    assert p is not None
+    return p
+
+
+def test_mean_and_deviation_are_formatted() -> None:
+    assert format_mean([5.0, 5.5], 2) == "5.25 ± 0.35"
+    assert format_mean([5.0], 1) == "5.0"
+    # The huge perplexity of a run that failed to train does not widen a report's tables.
+    assert format_mean([1.73e42, 5.0], 2) == "8.65e+41 ± 1.22e+42"
+
+
+def test_two_rows_give_the_paired_t_test() -> None:
+    ours, base = [4.0, 4.3, 4.1, 4.6], [4.2, 4.9, 4.4, 4.7]
+    analysis = analyze(to_scores([base, ours]))
+    expected = stats.ttest_rel(ours, base)
+    assert analysis.comparisons["1"].p == pytest.approx(expected.pvalue, abs=1e-4)
+    np.testing.assert_allclose(
+        interval_of(analysis, "1"), expected.confidence_interval(), atol=1e-3
+    )
+
+
+def test_a_balanced_table_gives_the_formulas_of_two_way_analysis_of_variance() -> None:
+    # The residuals are 1/6 and -1/6 in the first two rows, and -1/3 and 1/3 in the third.
+    analysis = analyze(to_scores([[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
+    freedom, deviation = (3 - 1) * (2 - 1), math.sqrt(1 / 3 / 2)
+    low, high = interval_of(analysis, "2")
+    assert analysis.comparisons["2"].difference == pytest.approx((low + high) / 2) == 2.5
+    critical = dunnett_quantile(0.95, ((1.0, 0.5), (0.5, 1.0)), freedom)
+    assert (high - low) / 2 == pytest.approx(critical * deviation * math.sqrt(1 / 2 + 1 / 2))
+
+
+def test_an_effect_of_seeds_on_all_rows_does_not_change_the_analysis() -> None:
+    table = np.random.default_rng(0).normal(size=(4, 3))
+    before, after = (analyze(to_scores(x)) for x in (table, table + np.array([0.0, 50.0, -20.0])))
+    assert interval_of(after, "3") == pytest.approx(interval_of(before, "3"))
+
+
+def test_seeds_of_the_baseline_alone_do_not_change_a_paired_comparison() -> None:
+    base, row = [4.2, 4.9, 4.4, 9.0, 1.0], [4.0, 4.3, 4.1, math.nan, math.nan]
+    expected = stats.ttest_rel(row[:3], base[:3]).confidence_interval()
+    interval = interval_of(analyze(to_scores([base, row])), "1")
+    np.testing.assert_allclose(interval, expected, rtol=1e-3)
+
+
+def null_statistics(
+    table: Float[np.ndarray, "N R S"],
+) -> tuple[Float[np.ndarray, "N R-1"], Correlation, int]:
+    """Return the t statistics of N tables, their correlations, and the degrees of freedom.
+
+    This function fits the same statistical model as `analyze`, but parameterizes it differently.
+    NaN marks a missing run.
+    """
+    rows, seeds = np.nonzero(~np.isnan(table[0]))
+    num_rows, num_seeds = table.shape[1:]
+    design = np.hstack(
+        [np.ones((len(rows), 1)), np.eye(num_rows)[rows, 1:], np.eye(num_seeds)[seeds, 1:]]
+    )
+    inverse = np.linalg.inv(design.T @ design)
+    values = table[:, rows, seeds]
+    effects = values @ design @ inverse
+    freedom = len(rows) - design.shape[1]
+    variance = ((values - effects @ design.T) ** 2).sum(axis=1) / freedom
+    covariance = inverse[1:num_rows, 1:num_rows]
+    scale = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(scale, scale)
+    statistics = effects[:, 1:num_rows] / np.sqrt(variance)[:, None] / scale
+    return statistics, tuple(map(tuple, correlation.tolist())), freedom
+
+
+def draw_tables(seeds_per_row: Sequence[int], count: int) -> Float[np.ndarray, "N R S"]:
+    """Draw random tables that have a seed effect but no differences between rows."""
+    rng = np.random.default_rng(0)
+    shape = (len(seeds_per_row), max(seeds_per_row))
+    tables = rng.normal(size=(count, *shape)) + rng.normal(size=(count, 1, shape[1]))
+    tables[:, np.arange(shape[1]) >= np.array(seeds_per_row)[:, None]] = math.nan
+    return tables
+
+
+@pytest.mark.parametrize("seeds_per_row", [[3] * 11, [3] * 20, [5, 5, 5, 3, 3, 3, 3, 2], [2, 2, 2]])
+def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]) -> None:
+    tables = draw_tables(seeds_per_row, count=20_000)
+    statistics, correlation, freedom = null_statistics(tables)
+    maxima = np.abs(statistics).max(axis=1)
+    critical = dunnett_quantile(0.95, correlation, freedom)
+    assert np.mean(maxima > critical) == pytest.approx(0.05, abs=0.006)
+    # For these tables, `analyze` must give the same results as `null_statistics`.
+    for draw in [*np.argsort(maxima)[-5:], *range(5)]:
+        analysis = analyze(to_scores(tables[draw]))
+        if not analysis.wide:
+            intervals = [interval_of(analysis, row) for row in analysis.comparisons]
+            centers = np.mean(intervals, axis=1)
+            halves = np.ptp(intervals, axis=1) / 2
+            np.testing.assert_allclose(centers / halves * critical, statistics[draw], rtol=2e-3)
+            assert any(map(excludes_zero, intervals)) == (maxima[draw] > critical)
+
+
+@pytest.mark.parametrize(("num_rows", "error_rate"), [(11, 0.26), (20, 0.39)])
+def test_uncorrected_comparisons_would_often_be_significant(
+    num_rows: int, error_rate: float
+) -> None:
+    tables = np.random.default_rng(0).normal(size=(20_000, num_rows, 3))
+    pooled = tables.var(axis=2, ddof=1).mean(axis=1)
+    means = tables.mean(axis=2)
+    largest = np.abs(means[:, 1:] - means[:, :1]).max(axis=1)
+    threshold = stats.t.ppf(0.975, 2 * num_rows) * np.sqrt(pooled * 2 / 3)
+    assert np.mean(largest > threshold) == pytest.approx(error_rate, abs=0.015)
+
+
+UNLUCKY = to_scores([[33.3, 33.5], [24.9, 25.1], [33.2, 33.1], [33.0, 33.3], [35.8, 18.5]])
+
+
+def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
+    lucky = {row: by_seed for row, by_seed in UNLUCKY.items() if row != "4"}
+    before, after = analyze(lucky), analyze(UNLUCKY)
+    # The pooled standard deviation does not change. Row 4 takes up 1/4 of the total error rate and
+    # leaves 3/4 for rows 1 to 3.
+    for row in ("2", "3"):
+        assert p_of(after, row) == pytest.approx(p_of(before, row) / (3 / 4))
+    for row in ("1", "2", "3"):
+        assert after.comparisons[row].welch == before.comparisons[row].welch
+        wider = np.ptp(interval_of(after, row)) / np.ptp(interval_of(before, row))
+        # Row 4 uses up its share of the error rate, which widens the other intervals slightly.
+        assert 1.0 < wider < 1.2
+    assert interval_of(after, "1").high < -7.8
+
+
+def test_a_row_with_an_unlucky_seed_is_named_and_compared_by_its_own_deviation() -> None:
+    analysis = analyze(UNLUCKY)
+    assert list(analysis.wide) == ["4"]
+    assert analysis.comparisons["4"].p is None
+    low, high = interval_of(analysis, "4")
+    assert low < -8.65 < 0 < high
+    (note,) = describe_limits(analysis)
+    assert "more than 4 times the typical one: 4 (" in note
+
+
+def test_deviations_that_differ_by_chance_are_pooled() -> None:
+    tables = draw_tables([3] * 11, count=500)
+    deviations = tables.std(axis=2, ddof=1)
+    # The largest of 11 standard deviations is usually more than 4 times as large as the smallest.
+    assert np.mean(deviations.max(axis=1) > 4 * deviations.min(axis=1)) > 0.5
+    assert sum(bool(analyze(to_scores(table)).wide) for table in tables[:50]) <= 1
+
+
+def test_welchs_interval_is_scipys() -> None:
+    ours, base = [4.0, 4.3, 4.1], [4.2, 4.9, 4.4, 5.7]
+    expected = stats.ttest_ind(ours, base, equal_var=False).confidence_interval(0.9)
+    assert welch_interval(ours, base, 0.9) == pytest.approx(tuple(expected))
+
+
+def test_one_seed_gives_differences_without_intervals() -> None:
+    analysis = analyze(to_scores([[1.0], [1.5]]))
+    comparison = analysis.comparisons["1"]
+    assert comparison.difference == 0.5
+    assert (comparison.interval, comparison.p, comparison.welch) == (None, None, None)
+    (note,) = describe_limits(analysis)
+    assert note.startswith("No row has an interval")
+
+
+def test_a_row_with_one_seed_is_named() -> None:
+    nan = math.nan
+    analysis = analyze(to_scores([[1.0, 1.2, 1.4], [1.5, 1.9, 1.8], [1.5, nan, nan], [nan] * 3]))
+    assert analysis.comparisons["1"].interval is not None
+    assert analysis.comparisons["2"].difference is not None
+    assert analysis.comparisons["2"].interval is None
+    assert analysis.comparisons["3"].difference is None
+    (note,) = describe_limits(analysis)
+    assert note.endswith("prove nothing: 2, 3.")
+
+
+def test_the_difference_of_a_row_with_one_seed_is_adjusted_for_the_seed() -> None:
+    nan = math.nan
+    base, other = [1.0, 1.2, 1.7], [1.5, 1.7, 2.2]
+    for table in ([base, other, [nan, nan, 2.0]], [base, [nan, nan, 2.0]], [[nan, nan, 1.7], base]):
+        comparison = analyze(to_scores(table)).comparisons[str(len(table) - 1)]
+        assert comparison.difference == pytest.approx(table[-1][2] - table[0][2])
+        assert (comparison.interval, comparison.p) == (None, None)
+    without = analyze(to_scores([base, other])).comparisons["1"]
+    assert analyze(to_scores([base, other, [nan, nan, 2.0]])).comparisons["1"] == without
+
+
+def test_without_comparable_rows_no_row_is_said_to_lack_an_interval() -> None:
+    assert describe_limits(analyze(to_scores([[1.0, 1.2]]))) == []
+
+
+def test_rows_without_common_seeds_are_compared_by_welchs_interval() -> None:
+    analysis = analyze({"base": {0: 1.0, 1: 1.1}, "other": {2: 2.0, 3: 2.2}})
+    comparison = analysis.comparisons["other"]
+    assert comparison.interval == comparison.welch == welch_interval([2.0, 2.2], [1.0, 1.1])
+
+
+def test_equal_scores_are_not_significant() -> None:
+    analysis = analyze(to_scores([[0.1, 0.3], [0.1, 0.3], [1.1, 1.3]]))
+    assert not excludes_zero(interval_of(analysis, "1"))
+    assert excludes_zero(interval_of(analysis, "2"))
+    assert [comparison.p for comparison in analysis.comparisons.values()] == [1.0, 0.0]
+
+
+def test_a_run_failed_to_train_if_a_unigram_model_is_better() -> None:
+    perplexities = {0: 5.1, 1: 400.0, 2: math.nan, 3: math.inf}
+    assert failed_seeds(perplexities, unigram=300.0) == [1, 2, 3]
+    assert failed_seeds(perplexities, unigram=None) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("interval", "paper", "expected"),
+    [
+        # The difference in the paper exceeds the margin, so only its sign matters.
+        ((0.5, 2.0), 1.0, "as in the paper"),
+        ((-2.0, -0.5), -1.0, "as in the paper"),
+        ((0.01, 0.05), 1.0, "as in the paper"),
+        ((-2.0, -0.5), 1.0, "differs"),
+        ((0.5, 2.0), -1.0, "differs"),
+        ((-0.05, 0.05), 1.0, "differs"),
+        ((-0.05, 0.5), 1.0, "inconclusive"),
+        ((-0.5, 0.05), -1.0, "inconclusive"),
+        # The difference in the paper is within the margin, so the paper claims equivalence.
+        ((-0.05, 0.09), 0.0, "as in the paper"),
+        ((0.01, 0.09), -0.1, "as in the paper"),
+        ((-0.05, 0.2), 0.0, "inconclusive"),
+        ((0.05, 0.2), 0.1, "inconclusive"),
+        ((0.11, 0.2), 0.1, "differs"),
+        ((-0.2, -0.11), 0.0, "differs"),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(
+    interval: tuple[float, float], paper: float, expected: Verdict
+) -> None:
+    assert verdict(Interval(*interval), paper, margin=0.1) == expected
+
+
+def test_without_an_interval_the_verdict_is_inconclusive() -> None:
+    assert verdict(None, 1.0, margin=0.1) == "inconclusive"
+
+
+def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_calls_identical() -> (
+    None
+):
+    # In Table 3, rows A4 and B2 have the same perplexity and BLEU, which are worse than those of
+    # the base row. Row E has nearly the same scores as the base row.
+    worse, identical = (math.log(5.01 / 4.92), 25.4 - 25.8), (0.0, 25.7 - 25.8)
+    for margin, large, small in zip(
+        (LOG_PERPLEXITY_MARGIN, BLEU_MARGIN), worse, identical, strict=True
+    ):
+        assert abs(small) < margin < abs(large)
+        assert margin == pytest.approx(abs(large) / 2, rel=0.15)
+
+
+def test_sign_agreement_is_compared_with_coins() -> None:
+    same, opposite, without_claim = (1.0, 2.0), (-1.0, 2.0), (1.0, 0.05)
+    agreement = sign_agreement([same] * 8 + [opposite] * 2 + [without_claim], margin=0.1)
+    assert (agreement.same, agreement.rows) == (8, 10)
+    assert agreement.p == pytest.approx((1 + 10 + 45) / 2**10)
+    assert sign_agreement([without_claim], margin=0.1).p == 1.0
+
+
+def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
+    assert [format_p(p) for p in (1 / 1001, 2 / 1001, 0.0, 0.5)] == [
+        *("< 0.001", "0.002", "< 0.001", "0.500")
+    ]
+
+
+def test_a_wide_row_among_rows_that_do_not_vary_has_no_ratio() -> None:
+    equal, varying = dict.fromkeys(range(3), 1.0), {0: 1.0, 1: 2.0, 2: 3.0}
+    [note] = describe_limits(analyze({"base": equal, "same": equal, "wide": varying}))
+    assert "wide (the typical one is 0)" in note

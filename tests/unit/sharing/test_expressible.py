@@ -1,0 +1,110 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import SMALL
+from untrained import write_untrained_run
+
+from transformer_jax.cli import main
+from transformer_jax.commands.inference import CheckpointCommand
+from transformer_jax.config import Config
+from transformer_jax.errors import UsageError
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.sharing.expressible import Format, check_ctranslate2, check_marian
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return write_untrained_run(tmp_path_factory.mktemp("runs") / "run", steps=(4,))
+
+
+@pytest.fixture(autouse=True)
+def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test if a command loads checkpoints."""
+
+    def load(_: CheckpointCommand) -> None:
+        pytest.fail("the checkpoints are loaded")
+
+    monkeypatch.setattr(CheckpointCommand, "load", load)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("ctranslate2", SMALL.change(model={"positions": "rotary"}), "model.positions rotary"),
+        ("marian", SMALL.change(model={"layer_norm": "pre"}), "model.layer_norm pre, only post"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_reported_before_it_is_loaded(
+    small_run: RunFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: Format,
+    config: Config,
+    message: str,
+) -> None:
+    run = RunFolder.create(tmp_path / "run", config, small_run.vocabulary, "0")
+    arguments = ["--format", name, "--out", str(tmp_path / "model")]
+    assert main(["export", str(run.path), *arguments]) == 2
+    assert f" cannot express {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [("ctranslate2", "ctranslate2"), ("marian", "safetensors"), ("safetensors", "safetensors")],
+)
+def test_a_missing_library_is_reported_before_the_run_is_loaded(
+    small_run: RunFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: Format,
+    library: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    arguments = ["--format", name, "--out", str(tmp_path / "model")]
+    assert main(["export", str(small_run.path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error == f"transformer-jax: this feature needs {library}: pip install '.[interop]'\n"
+
+
+def test_a_folder_that_is_not_a_run_is_reported_before_it_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path), "--out", str(tmp_path / "model")]) == 2
+    assert f"{tmp_path} is not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "rotary"}, "cannot express model.positions rotary, only sinusoidal or"),
+        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
+        ({"d_v": 4}, "cannot express model.d_v 4, only 8"),
+        ({"decoder_start": "padding"}, "cannot express model.decoder_start padding with model.out"),
+    ],
+)
+def test_what_ctranslate2_cannot_express_is_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        check_ctranslate2(SMALL.change(model=changes))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"positions": "learned"}, "cannot express model.positions learned, only sinusoidal"),
+        ({"layer_norm": "pre"}, "cannot express model.layer_norm pre, only post"),
+        ({"attention_score": "additive"}, "cannot express model.attention_score additive"),
+        ({"d_k": 4}, "cannot express model.d_k 4, only 8"),
+    ],
+)
+def test_what_marian_cannot_express_is_refused_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        check_marian(SMALL.change(model=changes))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,48 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.errors import UsageError
+from transformer_jax.sharing.optional import import_optional, require_library
+
+
+@pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder on Python's import path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("find", [import_optional, require_library])
+def test_a_missing_library_names_the_command_to_install_it(
+    find: Callable[[str], object],
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"^this feature needs absent: pip install '\.\[interop\]'$"
+    ):
+        find("absent")
+
+
+def test_the_command_can_install_another_package() -> None:
+    with pytest.raises(UsageError, match=r"^this feature needs absent: pip install 'absent>=2'$"):
+        import_optional("absent", "'absent>=2'")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import absent_dependency", "No module named 'absent_dependency'"),
+        ("raise ImportError('no symbol\\nin a.so')", "no symbol"),
+        ("raise OSError('libgomp.so.1: cannot open')", "libgomp.so.1: cannot open"),
+    ],
+)
+def test_a_broken_library_is_not_reported_as_missing(
+    libraries: Path, code: str, reason: str
+) -> None:
+    (libraries / "broken_library.py").write_text(code, "utf-8")
+    require_library("broken_library")
+    with pytest.raises(UsageError) as refused:
+        import_optional("broken_library")
+    expected = f"broken_library is installed, but it cannot be imported: {reason}"
+    assert str(refused.value) == expected

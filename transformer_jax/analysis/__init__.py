@@ -1,0 +1,1 @@
+"""Comparisons and figures of trained runs."""

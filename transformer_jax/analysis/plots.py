@@ -1,0 +1,146 @@
+"""Plots of a run's positional encodings, and of its loss by position and sentence length.
+
+Shapes: S sentences.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from transformer_jax.config.architectures import uses
+from transformer_jax.config.sections import ADDED_POSITIONS
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import UsageError
+from transformer_jax.evaluation.evaluate import prepare_split
+from transformer_jax.evaluation.perplexity import score_tokens, scoring_batches
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.inspect import initial_position_table, position_table
+from transformer_jax.model.positions import sinusoid
+from transformer_jax.visualization.curves import Curve, draw_losses
+from transformer_jax.visualization.positions import draw_positions
+from transformer_jax.visualization.style import Picture
+
+NUM_POSITIONS = 128
+MIN_POSITIONS = 4
+# Plot a mean only if it is computed from at least this many sentences.
+MIN_SENTENCES = 10
+NUM_LENGTHS = 10
+# The standard normal quantile for 95% confidence intervals.
+QUANTILE = 1.96
+
+
+def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
+    """Plot the encoder's positional encodings and the linear map from PE(pos) to PE(pos + offset).
+
+    A learned table is shown next to the paper's sinusoids and the initial table of a run with the
+    same seed. `num_positions` defaults to 128, or to the model's maximum if that is smaller.
+
+    Raises:
+        UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
+    """
+    config = run.config.model
+    if not uses(config, "positions"):
+        raise UsageError(
+            f"{run.folder.path} has no positional encodings: its model.architecture is "
+            f"{config.architecture}, which reads one token after another"
+        )
+    if config.positions == "none":
+        raise UsageError(f"{run.folder.path} does not encode positions (model.positions none)")
+    if config.positions not in ADDED_POSITIONS:
+        raise UsageError(
+            f"{run.folder.path} has no table of positions: with model.positions "
+            f"{config.positions}, positions act within self-attention"
+        )
+    is_bounded = config.positions == "learned"
+    longest = config.max_positions_per_stack[0] if is_bounded else config.max_length
+    count = min(longest, NUM_POSITIONS) if num_positions is None else num_positions
+    if not MIN_POSITIONS <= count <= longest:
+        raise UsageError(
+            f"the number of positions must be from {MIN_POSITIONS} to {longest} for "
+            f"{run.folder.path}, got {count}"
+        )
+    if not 1 <= offset <= count // 2:
+        raise UsageError(
+            f"the offset must be from 1 to {count // 2}, half the number of positions, got {offset}"
+        )
+    trained = np.asarray(position_table(run.model, run.params, count))
+    if not is_bounded:
+        return draw_positions({config.positions.replace("_", " "): trained}, offset=offset)
+    seed = run.config.train.seed
+    tables = {
+        "learned, before training": np.asarray(initial_position_table(run.model, seed, count)),
+        "learned, after training": trained,
+    }
+    if config.d_model % 2 == 0:
+        sinusoids = np.asarray(sinusoid(jnp.arange(count), config.d_model))
+        tables = {"sinusoids": sinusoids, **tables}
+    return draw_positions(tables, offset=offset)
+
+
+def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
+    """Plot how the loss on a split depends on the target position and on the target length.
+
+    Bands are 95% confidence intervals over sentences. Positions reached by fewer than 10 sentences
+    are omitted. Lengths are grouped into up to ten bins, each with about the same number of
+    sentences.
+
+    Raises:
+        UsageError: the run does not have this split, or the split has fewer than 10 sentences.
+        DataError: the run's text has changed.
+    """
+    prepared = prepare_split(split, of=run, progress=progress)
+    losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
+    if len(losses) < MIN_SENTENCES:
+        raise UsageError(
+            f"the {split} set of {run.folder.path} has {len(losses)} sentences, but the "
+            f"plot needs at least {MIN_SENTENCES}"
+        )
+    return draw_losses(loss_by_position(split, losses), loss_by_length(split, losses))
+
+
+def loss_by_position(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
+    """Return the mean token loss at each position. Positions are numbered from 1."""
+    lengths = np.array([len(x) for x in losses])
+    points: list[tuple[float, ...]] = []
+    for position in range(lengths.max()):
+        values = np.array([x[position] for x in losses if len(x) > position], float)
+        if len(values) < MIN_SENTENCES:
+            break
+        half = QUANTILE * float(values.std(ddof=1)) / math.sqrt(len(values))
+        mean = float(values.mean())
+        points.append((position + 1, mean, mean - half, mean + half))
+    return Curve(label, *np.array(points).T)
+
+
+def loss_by_length(label: str, losses: Sequence[Float[np.ndarray, " _"]]) -> Curve:
+    """Return the loss per token for each group of sentences of similar length."""
+    lengths = np.array([len(x) for x in losses])
+    totals = np.array([x.sum(dtype=float) for x in losses])
+    points: list[tuple[float, ...]] = []
+    for group in _group_lengths(lengths):
+        n, total = lengths[group], totals[group]
+        mean = float(total.sum() / n.sum())
+        # The confidence interval uses the standard error of the ratio of two sums.
+        errors = total - mean * n
+        half = QUANTILE * float(errors.std(ddof=1)) / (float(n.mean()) * math.sqrt(len(n)))
+        points.append((float(n.mean()), mean, mean - half, mean + half))
+    return Curve(label, *np.array(points).T)
+
+
+def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " group"]]:
+    """Return the sentence indices of each group; sentences of equal length share a group."""
+    order = np.argsort(lengths, kind="stable")
+    size = max(MIN_SENTENCES, math.ceil(len(lengths) / NUM_LENGTHS))
+    groups: list[list[int]] = [[]]
+    for previous, index in zip([order[0], *order[:-1]], order, strict=True):
+        if len(groups[-1]) >= size and lengths[index] > lengths[previous]:
+            groups.append([])
+        groups[-1].append(int(index))
+    if len(groups) > 1 and len(groups[-1]) < MIN_SENTENCES:
+        last = groups.pop()
+        groups[-1] += last
+    return [np.array(group) for group in groups]

@@ -1,0 +1,171 @@
+"""Test whether one run is significantly better than another, with sacreBLEU's paired bootstrap."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.base import Metric, Signature
+from sacrebleu.significance import PairedTest, Result
+
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.splits import Split
+from transformer_jax.errors import DataError, storage_errors
+from transformer_jax.evaluation.evaluate import Evaluation, prepare_split
+from transformer_jax.evaluation.evaluation_files import encode_lines
+from transformer_jax.evaluation.scores import sacrebleu_metrics
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject
+from transformer_jax.runs.atomic_files import write_json
+
+SAMPLES = 1000
+# sacreBLEU's default seed. A fixed seed makes comparisons reproducible in any environment.
+SEED = 12345
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The scores of a run and a baseline on the same sentences, for one metric."""
+
+    metric: str
+    score: float
+    mean: float
+    """The run's mean score over bootstrap samples."""
+    interval: float
+    """Half the width of the 95% confidence interval."""
+    baseline: float
+    baseline_mean: float
+    baseline_interval: float
+    p: float
+    """The probability of a difference at least this large if the runs are equally good."""
+    signature: str
+    """The sacreBLEU signature for the metric and the test."""
+
+
+def check_comparable(
+    run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
+) -> None:
+    """Check that two runs have the same references, without translating anything.
+
+    Raises:
+        UsageError: a run does not have this split.
+        DataError: the references differ, or a run's text has changed.
+    """
+    ours, theirs = (
+        prepare_split(split, of=one, progress=progress).lines(split)[1] for one in (run, baseline)
+    )
+    _check_same_references(ours, theirs, split)
+
+
+def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[Comparison]:
+    """Compare two evaluations of the same split by BLEU and by chrF.
+
+    Raises:
+        DataError: the references differ.
+    """
+    _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
+    systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
+    # Suppress the warning about tokenized text, which was already issued for each evaluation.
+    metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
+    signatures, results = bootstrap(systems, metrics, evaluation.references)
+    return [
+        Comparison(
+            name,
+            *_score_mean_interval(ours),
+            *_score_mean_interval(theirs),
+            p_value(ours, theirs),
+            str(signatures[name]),
+        )
+        for name, (theirs, ours) in results.items()
+    ]
+
+
+def bootstrap(
+    systems: Sequence[tuple[str, Sequence[str]]],
+    metrics: Mapping[str, Metric],
+    references: Sequence[str],
+) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
+    """Compare each system (a name and its translations) with the first, using a paired bootstrap.
+
+    Returns the signature of each metric and its results for all systems.
+    """
+    options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
+    before = dict(os.environ)
+    # sacreBLEU reads its seed only from the environment.
+    os.environ["SACREBLEU_SEED"] = str(SEED)
+    try:
+        test = PairedTest(list(systems), dict(metrics), [list(references)], **options)
+        signatures, scores = test()
+    finally:
+        os.environ.pop("SACREBLEU_SEED")
+        os.environ.update(before)
+    results: dict[str, Any] = scores
+    return dict(signatures), {name: results[name] for name in metrics}
+
+
+def p_value(ours: Result, baseline: Result) -> float:
+    """Return the p-value of the difference between a system and the baseline."""
+    # For equal scores, sacreBLEU reports the smallest possible p-value instead of 1.
+    return 1.0 if ours.score == baseline.score else float(ours.p_value or 0)
+
+
+def describe(
+    baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
+) -> JsonObject:
+    """Return a comparison as JSON data without file paths.
+
+    `evaluation` is the baseline's evaluation.
+    """
+    keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
+    return {
+        "run": baseline.folder.path.resolve().name,
+        **{key: evaluation.result[key] for key in keys},
+        "bleu_signature": evaluation.scores.bleu_signature,
+        "chrf_signature": evaluation.scores.chrf_signature,
+        "test": "paired bootstrap",
+        "samples": SAMPLES,
+        "seed": SEED,
+        "scores": [asdict(comparison) for comparison in comparisons],
+    }
+
+
+def save_comparison(
+    folder: Path, description: Mapping[str, object], hypotheses: Sequence[str]
+) -> None:
+    """Save a comparison and the baseline's translations in an evaluation folder.
+
+    The file names contain a digest of the translations, because many runs are named seed-0.
+
+    Raises:
+        StorageError: the files cannot be written.
+    """
+    text = encode_lines(hypotheses)
+    name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
+    with storage_errors(f"the comparison could not be saved in {folder}"):
+        # Delete the old comparison first, so that no comparison is stored with the wrong
+        # translations.
+        (folder / f"{name}.json").unlink(missing_ok=True)
+        (folder / f"{name}.txt").write_bytes(text)
+        write_json(folder / f"{name}.json", description)
+
+
+def _check_same_references(ours: list[str], theirs: list[str], split: str) -> None:
+    if len(ours) != len(theirs):
+        raise DataError(
+            f"the runs cannot be compared: one has {len(ours)} references in its {split} set, "
+            f"the other {len(theirs)}"
+        )
+    for number, pair in enumerate(zip(ours, theirs, strict=True), start=1):
+        if pair[0] != pair[1]:
+            our, their = (repr(line if len(line) <= 80 else f"{line[:80]}...") for line in pair)
+            raise DataError(
+                f"the runs cannot be compared: reference {number} of their {split} sets is "
+                f"{our} in one, {their} in the other"
+            )
+
+
+def _score_mean_interval(result: Result) -> tuple[float, float, float]:
+    # These values are NumPy numbers, but sacreBLEU's type annotations also allow None.
+    return result.score, float(result.mean or 0), float(result.ci or 0)

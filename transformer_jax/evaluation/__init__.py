@@ -1,0 +1,1 @@
+"""Scores of translations and parses, and evaluation of trained runs."""

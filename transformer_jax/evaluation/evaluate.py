@@ -1,0 +1,218 @@
+"""Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from transformer_jax.data.batches import Batches, Ragged
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.prepare import Prepared, find_prepared
+from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.text_files import TextFiles
+from transformer_jax.errors import DataError, Setting, UsageError
+from transformer_jax.evaluation.by_length import score_by_length
+from transformer_jax.evaluation.perplexity import (
+    SentenceScore,
+    perplexity,
+    score_sentences,
+    scoring_batches,
+)
+from transformer_jax.evaluation.scores import Scores, compound_bleu, score
+from transformer_jax.evaluation.tasks import check_task, score_task
+from transformer_jax.inference.trained_run import Run, read_params
+from transformer_jax.json_types import JsonObject
+
+Files = tuple[Path, Path]
+"""A source file and a target file."""
+
+
+class Text(NamedTuple):
+    """Parallel text to translate and score."""
+
+    name: str
+    """The name of a split, or "on-FILE-DIGEST" for text from files. The name of the evaluation
+    folder starts with this value."""
+    title: str
+    sources: list[str]
+    references: list[str]
+    batches: Batches
+
+
+class Evaluation(NamedTuple):
+    """The translations of a text and their scores."""
+
+    result: JsonObject
+    """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
+    `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
+    produced the translations. If the task is not translation, `task` contains the task's scores.
+    For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the fields of
+    `Scores`, and `task`."""
+    sources: list[str]
+    hypotheses: list[str]
+    references: list[str]
+    scores: Scores
+    sentences: list[SentenceScore]
+    per_checkpoint: tuple["Evaluation", ...] = ()
+    """A separate evaluation of each averaged checkpoint, if requested."""
+
+
+def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
+    """Return the prepared text of a run, after checking that it contains this split.
+
+    Raises:
+        UsageError: the text does not have this split.
+        DataError: the text has changed since the run was created.
+    """
+    path = of.folder.path
+    try:
+        prepared = find_prepared(
+            of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if split not in prepared.report:
+        raise UsageError(
+            f"{path} has no {split} set, because its text was prepared without one: use ",
+            Setting("split", "dev"),
+        )
+    return prepared
+
+
+def read_files(run: Run, files: Files) -> Text:
+    """Read parallel text from files outside the run's corpus.
+
+    Raises:
+        DataError: a file is missing or invalid, or a line is too long for the model.
+    """
+    for path in files:
+        if not path.exists():
+            raise DataError(f"there is no file {path}")
+    source, target = (str(path.absolute()) for path in files)
+    corpus = TextFiles(dict.fromkeys(SPLITS, (source, target)), folder=None)
+    sources, references = map(list, zip(*corpus.read("test"), strict=True))
+    encoded = run.vocabulary.source.encode(sources), run.vocabulary.target.encode(references)
+    limits = zip(files, encoded, ("reads", "writes"), run.config.model.max_lengths, strict=True)
+    for path, lines, verb, longest in limits:
+        for number, tokens in enumerate(lines, start=1):
+            if longest is not None and len(tokens) > longest:
+                raise DataError(
+                    f"{path.name}, line {number}: {len(tokens)} tokens, but the model {verb} at "
+                    f"most {longest}"
+                )
+    digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
+    names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
+    batches = scoring_batches(*map(Ragged.from_lists, encoded))
+    return Text(name, title, sources, references, batches)
+
+
+def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
+    """Read a split of the run's text, or text in other files.
+
+    Raises the same errors as `prepare_split` and `read_files`. Also raises a DataError if the run's
+    task cannot score a reference.
+    """
+    if isinstance(text, tuple):
+        content = read_files(run, text)
+    else:
+        prepared = prepare_split(text, of=run, progress=progress)
+        batches = scoring_batches(*prepared.tokens(text))
+        content = Text(text, f"{text} set", *prepared.lines(text), batches)
+    check_task(run.config.data.task, content.sources, content.references)
+    return content
+
+
+def evaluate_text(
+    run: Run,
+    text: Text,
+    decode: Mapping[str, object],
+    *,
+    sentences: list[SentenceScore] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Translate and score a text with the run's parameters.
+
+    `sentences` may contain the sentence scores from an earlier evaluation of the same parameters
+    on the same text, because these scores do not depend on `decode`. The function calls `progress`
+    with the number of finished sentences.
+    """
+    translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
+    num_done = 0
+
+    def report(count: int) -> None:
+        nonlocal num_done
+        num_done += count
+        progress(num_done)
+
+    best = translator.translate(run.params, text.sources, progress=report)
+    hypotheses = [candidates[0].text for candidates in best]
+    scores = score(hypotheses, text.references, tokenizer=tokenizer)
+    if sentences is None:
+        sentences = score_sentences(run.model, run.params, text.batches)
+    result = {
+        "split": text.name,
+        "title": text.title,
+        "step": run.step,
+        "steps": list(run.steps),
+        "average_checkpoints": len(run.steps),
+        "decode": asdict(translator.config),
+        "perplexity": perplexity(sentences),
+        **asdict(scores),
+        "compound_bleu": compound_bleu(tokenizer, hypotheses, text.references),
+        "by_length": score_by_length(hypotheses, text.references, sentences, tokenizer),
+    }
+    task = score_task(run.config.data.task, text.sources, hypotheses, text.references)
+    if task is not None:
+        result["task"] = task
+    return Evaluation(result, text.sources, hypotheses, text.references, scores, sentences)
+
+
+def evaluate(
+    run: Run,
+    text: Split | Files,
+    decode: Mapping[str, object],
+    *,
+    per_checkpoint: bool = False,
+    progress: Progress = ignore_progress,
+) -> Evaluation:
+    """Translate and score a split of the run's text, or text in other files.
+
+    `decode` overrides fields of the run's `DecodeConfig`. With `per_checkpoint`, the function also
+    evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
+    The function calls `progress` with a description, the number of finished sentences, and the
+    total.
+
+    Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the
+    model, and a UsageError if `per_checkpoint` is set for a package.
+    """
+    if per_checkpoint and run.folder.package is not None:
+        raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")
+    content = read_text(run, text, progress)
+    name = run.folder.path.resolve().name
+    description = f"translating {content.title.removesuffix(' set')} with {name}"
+
+    def evaluate_one(one: Run, suffix: str = "") -> Evaluation:
+        def report(num_done: int) -> None:
+            progress(f"{description}{suffix}", num_done, len(content.sources))
+
+        return evaluate_text(one, content, decode, progress=report)
+
+    evaluation = evaluate_one(run)
+    if not per_checkpoint:
+        return evaluation
+    singles: list[Evaluation] = []
+    for step in run.steps:
+        one = Run(run.folder, read_params(run.folder, [step]), (step,))
+        singles.append(evaluate_one(one, f" at step {step}"))
+    evaluation.result["per_checkpoint"] = [
+        {
+            key: single.result[key]
+            for key in ("step", "perplexity", *asdict(single.scores), "task")
+            if key in single.result
+        }
+        for single in singles
+    ]
+    return evaluation._replace(per_checkpoint=tuple(singles))

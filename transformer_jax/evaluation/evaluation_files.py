@@ -1,0 +1,100 @@
+"""Store an evaluation in a folder of the run, named after the split, checkpoints, and search.
+
+The folder contains these files:
+
+    evaluations/test-step8000-average5-beam4-alpha0.6/
+        source.txt, hypothesis.txt, reference.txt
+        sentences.csv            the lengths and the negative log-likelihood of each pair
+        scores.json              scores, and how the translations were produced
+        baseline-NAME-*.json     comparisons with other runs (`significance`)
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.errors import storage_errors
+from transformer_jax.evaluation.evaluate import Evaluation
+from transformer_jax.evaluation.perplexity import SentenceScore
+from transformer_jax.evaluation.scores import bleu_signature
+from transformer_jax.inference.history import SCORE_NAMES
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.json_types import JsonObject, read_json_object
+from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.runs.metrics_file import is_number
+from transformer_jax.runs.run_folder import RunFolder
+
+
+def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
+    """Write the texts, the sentence scores, and finally the overall scores; return the folder.
+
+    Evaluations of individual checkpoints have separate folders. An evaluation replaces an
+    earlier one only if both have the same split, checkpoints, and decode config.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    for single in evaluation.per_checkpoint:
+        save_evaluation(run, single)
+    folder = run.folder.path / "evaluations" / folder_name(evaluation.result)
+    names = ("source.txt", "hypothesis.txt", "reference.txt")
+    texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
+    with storage_errors(f"the scores could not be saved in {run.folder.path}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
+            # Delete the existing scores first, because they belong to the old texts.
+            for scores in folder.glob("*.json"):
+                scores.unlink()
+        for path, text in texts.items():
+            path.write_bytes(text)
+        rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
+        (folder / "sentences.csv").write_bytes(encode_lines(rows))
+        write_json(folder / "scores.json", evaluation.result)
+    return folder
+
+
+def find_result(
+    folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
+) -> JsonObject | None:
+    """Return the stored result of an evaluation with these settings, or None if there is none.
+
+    A result is ignored if its BLEU signature differs from the current one (a resumed run may change
+    `data.bleu_tokenizer`), or if the result lacks a score or `by_length`.
+    """
+    settings = {
+        "split": split,
+        "step": steps[-1],
+        "steps": list(steps),
+        "average_checkpoints": len(steps),
+        "decode": asdict(decode),
+        "bleu_signature": bleu_signature(bleu_tokenizer(folder.config.data)),
+    }
+    path = folder.path / "evaluations" / folder_name(settings) / "scores.json"
+    result = read_json_object(path)
+    # Results from earlier versions of this package do not contain `by_length`.
+    is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
+    return result if is_complete and settings.items() <= result.items() else None
+
+
+def folder_name(result: JsonObject) -> str:
+    """Return a folder name that is unique to the split, checkpoints, and decode config.
+
+    The name lists the decode fields that differ from the defaults. The run's config does not
+    affect the name, because the config may change when the run resumes.
+    """
+    decode = dict(result["decode"])
+    name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"
+    alpha = decode.pop("length_penalty_alpha")
+    # The `g` format is shorter, but it rounds to six significant digits.
+    digits = f"{alpha:g}" if float(f"{alpha:g}") == alpha else repr(alpha)
+    name += f"-beam{decode.pop('beam_size')}-alpha{digits}"
+    defaults = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}
+    changes = {key: value for key, value in decode.items() if value != defaults[key]}
+    return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in changes.items())
+
+
+def encode_lines(lines: Sequence[str]) -> bytes:
+    """Return the UTF-8 contents of a text file with these lines."""
+    return "".join(f"{line}\n" for line in lines).encode()

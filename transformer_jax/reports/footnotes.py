@@ -1,0 +1,205 @@
+"""A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transformer_jax.config import DataConfig
+from transformer_jax.json_types import read_json_object
+from transformer_jax.reports.results import MARGINS, Results, config_as_trained
+from transformer_jax.reports.seed_statistics import CONFIDENCE, describe_limits, format_p
+from transformer_jax.reports.tables import escape_markdown
+from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.status import RunStatus
+
+# The page that describes the statistical analysis. Only a clone of the repository has this page.
+STATISTICS = "docs/statistics.md"
+DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
+ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
+
+
+def list_footnotes(results: Results) -> list[str]:
+    """Return notes that explain the tables, qualify the results, and list runs without scores."""
+    return [
+        *describe_experiment(results.sweep, results.statuses),
+        *_explain_columns(results),
+        *_describe_agreement(results),
+        *_list_caveats(results),
+        *_list_missing(results),
+        *list_origins(results.sweep, results.statuses, results.command),
+    ]
+
+
+def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str]:
+    """Describe the first row's corpus, budget, and search options, and the other rows' budgets."""
+    configs = [config_as_trained([s for s in statuses if s.run.row == row]) for row in sweep.rows]
+    data, train = configs[0].data, configs[0].train
+    steps = _list_others([f"{config.train.steps:,}" for config in configs])
+    scale = train.learning_rate_scale
+    factor = "" if scale == 1 else f"{scale:g} times "
+    scales = _list_others([f"{config.train.learning_rate_scale:g} times" for config in configs])
+    # Separately trained runs may have been scored with search options other than those in their
+    # configs.
+    scores = next((x for status in statuses for x in status.scores.values()), {})
+    stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
+    decode = asdict(configs[0].decode) | (stored if isinstance(stored, dict) else {})
+    decode |= {} if averaged is None else {"average_checkpoints": averaged}
+    search = ", ".join(f"{name} {value}" for name, value in decode.items())
+    return [
+        f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
+        f"Budget: {train.steps:,} steps{steps} of about {data.batch_tokens:,} tokens each, with "
+        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate{scales}.",
+        f"Search: {search}.",
+    ]
+
+
+def _list_others(values: Sequence[str]) -> str:
+    """Return the values that differ from the first one, in parentheses, or "" if none differs."""
+    others = dict.fromkeys(value for value in values if value != values[0])
+    return f" (other rows: {', '.join(others)})" if others else ""
+
+
+def _describe_corpus(data: DataConfig) -> str:
+    match data.corpus:
+        case "number_words":
+            numbers, digits = data.max_numbers_per_line, data.max_digits
+            per_line = "" if numbers == 1 else f", up to {numbers} numbers per line"
+            per_number = "" if digits is None else f", up to {digits} digits per number"
+            return f"number words, {data.num_pairs:,} pairs{per_line}{per_number}"
+        case "text":
+            return " and ".join(data.train or ())
+        case "tfds":
+            return f"{data.dataset} ({' to '.join(data.languages)})"
+        case "trees":
+            return "a treebank"
+
+
+def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> list[str]:
+    """List the commands and commits used to train the runs, and the command used for the report."""
+    paths = [status.run.path for status in statuses]
+    versions = [read_json_object(path / "run.json").get("versions", {}) for path in paths]
+    commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
+    # Runs may have been planned at one commit and trained at another.
+    others = sorted(commits - {origin.commit for origin in sweep.origins})
+    return [
+        *(f"Trained by: {origin}" for origin in sweep.origins),
+        *([f"Trained at commit {', '.join(others)}."] if others else []),
+        f"Reported by: {command}",
+    ]
+
+
+def documentation_link(folder: Path) -> str | None:
+    """Return the relative path from a folder to `DOCUMENTATION`, or None outside a Git clone."""
+    folder = folder.resolve()
+    if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
+        return None
+    return Path(os.path.relpath(DOCUMENTATION, folder)).as_posix()
+
+
+def to_markdown_list(notes: Collection[str], folder: Path) -> str:
+    """Return notes as a Markdown list for a file in `folder`, with a link to `DOCUMENTATION`."""
+    text = "\n".join(f"- {escape_markdown(note)}" for note in notes)
+    link = documentation_link(folder)
+    return text.replace(STATISTICS, f"[{STATISTICS}]({link})") if link else text
+
+
+def _list_missing(results: Results) -> list[str]:
+    """List the runs that have no scores, with one line for each reason."""
+    names = defaultdict[str, list[str]](list)
+    for row in results.rows.values():
+        for name, reason in row.missing.items():
+            names[reason].append(name)
+    return [f"Missing: {', '.join(runs)}: {reason}" for reason, runs in names.items()]
+
+
+def _explain_columns(results: Results) -> list[str]:
+    base, confidence = results.base.name, f"{CONFIDENCE:.0%}"
+    notes = [
+        "Perplexity is per token, without label smoothing. ± is the standard deviation over "
+        "random seeds.",
+        "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
+        f"Compare the differences from {base} with the paper's, not the scores themselves.",
+        "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
+        "the paper's estimate, training time (longer if other programs run) multiplied by the peak "
+        "FLOP/s of the devices; the paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
+        "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
+        f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
+        "which limit the probability of any false difference in one score's column. "
+        f"Welch's {confidence} intervals use only two rows and do not limit it.",
+    ]
+    if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
+        notes.append(
+            "verdict: 'as in the paper' if the whole interval has the paper's sign; 'differs' if "
+            "the interval excludes every difference of that sign that exceeds a margin; otherwise "
+            f"'inconclusive'. The margin is {MARGINS['perplexity']} ln perplexity or "
+            f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
+            "is 'as in the paper' if the whole interval is within the margin, and 'differs' if "
+            "none of it is."
+        )
+    if any("compound_bleu" in row.scores for row in results.rows.values()):
+        notes.append(
+            "compound-split: test BLEU as the paper's script computes it (Moses tokenization, "
+            "words split at hyphens, no smoothing)."
+        )
+    if any("test_task" in row.scores for row in results.rows.values()):
+        task = results.base.config.data.task
+        notes.append(f"test task: the main score of the task {task}, in percent.")
+    if results.signature:
+        notes.append(
+            "test BLEU to base by seed: the parentheses contain the p-value of sacreBLEU's paired "
+            f"bootstrap over sentences ({results.signature}). With 1,000 samples, its resolution "
+            "is 0.001. It compares two trained models, not two methods."
+        )
+    return [*notes, ANALYSIS]
+
+
+def _describe_agreement(results: Results) -> list[str]:
+    """Return notes on how many differences have the same sign as in the paper, with p-values."""
+    notes = []
+    name = results.sweep.path.resolve().name
+    for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):
+        same, rows, p = results.sign_agreement(score)
+        if rows:
+            notes.append(
+                f"In this report ({name}), the difference in {label} has the same sign as in the "
+                f"paper in {same} of {rows} rows. Random signs would match in at least as many "
+                f"rows with probability {format_p(p)}."
+            )
+    return notes
+
+
+def _list_caveats(results: Results) -> list[str]:
+    rows = results.rows.values()
+    notes = [
+        f"Failed to train and excluded from all means: {row.name}/seed-{seed}, with a dev "
+        f"perplexity of {perplexity:.4g}"
+        + (f". A unigram model has {row.unigram:.4g}." if row.unigram else ".")
+        for row in rows
+        for seed, perplexity in row.failed.items()
+    ]
+    if len(results.rows) > 1:
+        perplexity, bleu = (describe_limits(analysis) for analysis in results.analyses.values())
+        notes += [note for note in perplexity if note in bleu]
+        notes += [f"Perplexity: {note}" for note in perplexity if note not in bleu]
+        notes += [f"dev BLEU: {note}" for note in bleu if note not in perplexity]
+    if names := [row.name for row in rows if row.has_own_text]:
+        notes.append(
+            f"Rows whose text or vocabulary differs from that of {results.base.name}: "
+            f"{', '.join(names)}. Their perplexities per token cannot be compared."
+        )
+    searches = {
+        json.dumps([scores.get("average_checkpoints"), scores.get("decode")])
+        for status in results.statuses
+        for scores in status.scores.values()
+    }
+    if len(searches) > 1:
+        notes.append(
+            "The runs were scored with different search options or different numbers of averaged "
+            "checkpoints."
+        )
+    done = [status for status in results.statuses if status.status == "done"]
+    return notes + [f"{status.run.name} {status.note}." for status in done if status.note]

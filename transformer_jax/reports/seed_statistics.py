@@ -1,0 +1,270 @@
+"""Compare an ablation's rows across random seeds, as docs/statistics.md describes.
+
+Each score belongs to a row and a seed, and the first row is the baseline. Perplexities are compared
+by their logarithms, because a difference of 1 is large at perplexity 5 but small at 30.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import special, stats
+
+from transformer_jax.reports.dunnett import dunnett_probability, dunnett_quantile
+
+CONFIDENCE = 0.95
+# A difference matters only if it exceeds its margin, which is half the smallest difference that the
+# paper interprets.
+LOG_PERPLEXITY_MARGIN = 0.01
+BLEU_MARGIN = 0.2
+# A row is wide if its standard deviation exceeds this multiple of the typical standard deviation.
+WIDE_RATIO = 4.0
+
+Scores = Mapping[str, Mapping[int, float]]
+Verdict = Literal["as in the paper", "differs", "inconclusive"]
+
+
+class Interval(NamedTuple):
+    """A confidence interval for a difference."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row's score minus the score of the table's first row."""
+
+    difference: float | None
+    """The estimate, which is the center of `interval`, or None if either row has no score."""
+    interval: Interval | None
+    """The simultaneous interval; None if this row or the first row has fewer than two seeds. With
+    95% probability, the intervals of all rows contain the true differences."""
+    welch: Interval | None
+    """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
+    p: float | None = None
+    """Dunnett's p-value; None if `interval` is None or is a Bonferroni-corrected Welch interval."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The comparisons of the other rows with the first row."""
+
+    base: str
+    comparisons: Mapping[str, Comparison]
+    """The comparison of each later row with the first row, keyed by the later row's name."""
+    wide: Mapping[str, float]
+    """The rows whose scores vary much more across seeds than those of the other rows. Each value is
+    the ratio of the row's standard deviation to the typical standard deviation. Wide rows are not
+    pooled with the other rows."""
+
+
+class SignAgreement(NamedTuple):
+    """The number of rows that differ from the first row in the same direction as in the paper."""
+
+    same: int
+    rows: int
+    """The number of rows whose difference in the paper exceeds the margin."""
+    p: float
+    """The probability that random signs agree with the paper in at least `same` rows."""
+
+
+def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
+    """Return the seeds of a row's runs that failed to train.
+
+    Args:
+        perplexities: the runs' perplexities, not their logarithms, keyed by seed.
+        unigram: the perplexity of a unigram model on the same text. If None, only runs whose
+            perplexity is not finite count as failed.
+    """
+    limit = math.inf if unigram is None else unigram
+    return [seed for seed, x in perplexities.items() if not (math.isfinite(x) and x <= limit)]
+
+
+def analyze(scores: Scores) -> Analysis:
+    """Compare every row with the first row. Rows may have different seeds."""
+    base, *others = scores
+    repeated = {row: by_seed for row, by_seed in scores.items() if len(by_seed) > 1}
+    wide = _find_wide(repeated)
+    num_compared = max(1, len(repeated) - 1)
+    comparisons = {}
+    for row in others:
+        ours, theirs = list(scores[row].values()), list(scores[base].values())
+        comparisons[row] = Comparison(
+            statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
+            welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
+            welch_interval(ours, theirs),
+        )
+    pooled = {row: by_seed for row, by_seed in scores.items() if by_seed and row not in wide}
+    for row, (difference, interval, p) in _compare_pooled(pooled, base, num_compared).items():
+        comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
+    return Analysis(base, comparisons, wide)
+
+
+def _find_wide(scores: Scores) -> dict[str, float]:
+    """Return the ratio of each wide row's standard deviation to the typical standard deviation."""
+    # The median of a sample variance is below the true variance. Dividing by the median of the
+    # chi-squared distribution, divided by its degrees of freedom, corrects for this.
+    variances = [
+        statistics.variance(by_seed.values()) / special.chdtri(n := len(by_seed) - 1, 0.5) * n
+        for by_seed in scores.values()
+    ]
+    typical = math.sqrt(statistics.median(variances)) if variances else 0.0
+    deviations = {row: statistics.stdev(by_seed.values()) for row, by_seed in scores.items()}
+    return {
+        row: deviation / typical if typical else math.inf
+        for row, deviation in deviations.items()
+        if deviation > WIDE_RATIO * typical
+    }
+
+
+def _compare_pooled(
+    scores: Scores, base: str, num_compared: int
+) -> dict[str, tuple[float, Interval | None, float | None]]:
+    """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
+
+    Args:
+        scores: the scores of rows that have one seed or similar standard deviations.
+        base: the name of the first row, which may be missing from `scores`.
+        num_compared: the number of rows whose intervals must simultaneously contain the true
+            differences, including any rows that are not in `scores`.
+
+    Returns:
+        The estimate, interval, and p-value of each row that shares seeds with the first row,
+        directly or through other rows. If this row or the first row has only one seed, the interval
+        and the p-value are None. If no degrees of freedom remain, rows with several seeds are
+        omitted.
+    """
+    others = [row for row in scores if row != base]
+    seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
+    cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
+    if base not in scores or not others:
+        return {}
+    design = np.array(
+        [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
+    )
+    values = np.array([scores[row][seed] for row, seed in cells])
+    inverse = np.linalg.pinv(design)
+    freedom = len(cells) - int(np.linalg.matrix_rank(design))
+    # The data determine an effect if its unit vector is in the row space of the design matrix.
+    connected = np.flatnonzero(np.isclose(np.diag(inverse @ design)[: len(others)], 1.0))
+    # Remove floating-point noise, which would matter if all differences were equal.
+    effects = (inverse @ values).round(12)
+    num_seeds = [min(len(scores[base]), len(scores[row])) for row in others]
+    estimates: dict[str, tuple[float, Interval | None, float | None]] = {
+        others[k]: (float(effects[k]), None, None) for k in connected if num_seeds[k] == 1
+    }
+    repeated = [k for k in connected if num_seeds[k] > 1]
+    if not freedom or not repeated:
+        return estimates
+    deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
+    covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]
+    scale = np.sqrt(np.diag(covariance))
+    correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
+    share = len(repeated) / num_compared
+    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, correlation, freedom)
+    for k, error in zip(repeated, (deviation * scale).tolist(), strict=True):
+        difference = float(effects[k])
+        interval = Interval(difference - critical * error, difference + critical * error)
+        statistic = abs(difference) / error if error else math.inf if difference else 0.0
+        p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
+        estimates[others[k]] = difference, interval, min(1.0, p)
+    return estimates
+
+
+def welch_interval(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Return Welch's interval for a mean difference; None if a row has fewer than two scores."""
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    parts = [(statistics.variance(x) / len(x), len(x) - 1) for x in (ours, theirs)]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return Interval(difference, difference)
+    freedom = variance**2 / sum(part**2 / n for part, n in parts)
+    half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+    return Interval(difference - half, difference + half)
+
+
+def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
+    """Compare a row's difference from the first row with the same difference in the paper.
+
+    If the difference in the paper is within the margin, assume that the paper considers the rows
+    equivalent. Otherwise, assume that the paper claims only which row scores higher.
+
+    Args:
+        interval: the row's simultaneous interval. If None, the verdict is "inconclusive".
+        paper: the difference that the paper reports.
+        margin: the largest negligible difference.
+    """
+    if interval is None:
+        return "inconclusive"
+    low, high = interval if paper > 0 else (-interval.high, -interval.low)
+    if abs(paper) > margin:
+        is_confirmed, is_refuted = low > 0, high < margin
+    else:
+        is_confirmed, is_refuted = max(-low, high) < margin, max(low, -high) > margin
+    return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
+
+
+def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
+    """Count the rows whose difference from the first row has the same sign as in the paper.
+
+    Args:
+        differences: each row's difference from the first row, in our scores and in the paper's.
+        margin: the largest negligible difference. A row is excluded if the difference that the
+            paper reports is within the margin.
+    """
+    agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
+    p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
+    return SignAgreement(sum(agrees), len(agrees), p)
+
+
+def format_mean(values: Collection[float], digits: int) -> str:
+    """Format a score's mean over seeds and, if there are several seeds, its standard deviation."""
+    numbers = [statistics.fmean(values)]
+    if len(values) > 1:
+        numbers.append(statistics.stdev(values))
+    return " ± ".join(format_score(number, digits) for number in numbers)
+
+
+def format_score(value: float, digits: int) -> str:
+    """Format a score. The perplexity of a run that failed to train can be enormous."""
+    return f"{value:.{digits}{'f' if value < 1e6 else 'e'}}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value to three decimal places, the resolution of a 1,000-sample bootstrap."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def describe_limits(analysis: Analysis) -> list[str]:
+    """Return notes that list the wide rows and the rows without an interval."""
+    without = [row for row, x in analysis.comparisons.items() if x.interval is None]
+    notes = []
+    if without and len(without) == len(analysis.comparisons):
+        notes.append(
+            f"No row has an interval, because {analysis.base} or all other rows have fewer than "
+            "two seeds. A difference without an interval proves nothing."
+        )
+    elif without:
+        names = ", ".join(without)
+        notes.append(f"Rows with fewer than two seeds, whose differences prove nothing: {names}.")
+    if analysis.wide:
+        ratios = ", ".join(
+            f"{row} ({ratio:.1f} times)"
+            if math.isfinite(ratio)
+            else f"{row} (the typical one is 0)"
+            for row, ratio in analysis.wide.items()
+        )
+        notes.append(
+            f"These rows have a standard deviation more than {WIDE_RATIO:g} times the typical one: "
+            f"{ratios}. They are not pooled with the others, and comparisons with them use Welch's "
+            "intervals with Bonferroni correction."
+        )
+    return notes
