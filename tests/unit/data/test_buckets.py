@@ -107,6 +107,14 @@ def test_pairs_of_equal_lengths_share_one_bucket_without_padding(
     assert sizes.tolist() == [[source, target]]
 
 
+def test_random_restarts_improve_on_a_local_optimum() -> None:
+    lengths = np.random.default_rng(3).integers(2, 60, (300, 2))
+    padding = PaddingCost(lengths)
+    local = padding.local_search(padding.greedy_search(1.0, 4))
+    sizes = choose_bucket_sizes(lengths, target_density=1.0, max_buckets=4)
+    assert positions(lengths, sizes) < 0.99 * positions(lengths, np.asarray(local))
+
+
 def test_the_largest_bucket_is_dropped_if_all_pairs_fit_in_smaller_ones() -> None:
     lengths = np.asarray([(2, 40)] * 100 + [(40, 2)] * 100 + [(2, 2)])
     assert choose_bucket_sizes(lengths).tolist() == [[2, 40], [40, 2]]

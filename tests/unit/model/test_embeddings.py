@@ -19,26 +19,30 @@ from transformer_jax.model.inspect import abstract_params
 TOKENS = jnp.asarray([[5, 1, 12], [0, 5, 5]])
 
 
+# The square root of this width is not an integer.
+NARROW = replace(SMALL, d_model=24)
+
+
 def make_embedding() -> tuple[Embedding, dict[str, Any]]:
-    model = Embedding(SMALL, VOCABULARY)
-    return model, {"table": normal(0, VOCABULARY, SMALL.d_model)}
+    model = Embedding(NARROW, VOCABULARY)
+    return model, {"table": normal(0, VOCABULARY, NARROW.d_model)}
 
 
 def test_an_embedding_is_a_row_times_the_square_root_of_d_model() -> None:
     model, params = make_embedding()
-    expected = floats(params["table"])[np.asarray(TOKENS)] * math.sqrt(SMALL.d_model)
+    expected = floats(params["table"])[np.asarray(TOKENS)] * math.sqrt(NARROW.d_model)
     np.testing.assert_allclose(apply(model, params, TOKENS, method="embed"), expected, rtol=1e-6)
 
 
 def test_logits_are_products_with_the_unscaled_rows() -> None:
     model, params = make_embedding()
-    x = normal(1, 2, 3, SMALL.d_model)
+    x = normal(1, 2, 3, NARROW.d_model)
     expected = floats(x) @ floats(params["table"]).T
     np.testing.assert_allclose(apply(model, params, x, method="logits"), expected, atol=1e-5)
 
 
 def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
-    model = Embedding(replace(SMALL, dtype="bfloat16"), VOCABULARY)
+    model = Embedding(replace(NARROW, dtype="bfloat16"), VOCABULARY)
     _, params = make_embedding()
     x = apply(model, params, TOKENS, method="embed")
     assert x.dtype == jnp.bfloat16

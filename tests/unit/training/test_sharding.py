@@ -45,14 +45,20 @@ def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
             yield from list(communicated_arrays(program)) * equation.params.get("length", 1)
 
 
+def make_sharding(devices: int, sharding: type[DataParallel]) -> DataParallel:
+    """Return a sharding for the given number of devices, which need not exist."""
+    placed = sharding(jax.devices()[:1])
+    mesh = AbstractMesh((devices,), (placed.axis,), axis_types=(AxisType.Auto,))
+    placed.mesh = mesh  # pyrefly: ignore[bad-assignment]
+    return placed
+
+
 def trace_on(
     devices: int, config: Config, rows: int, sharding: type[DataParallel] = DataParallel
 ) -> list[tuple[str, Any]]:
     """Return the arrays that a training step exchanges between the given number of devices."""
     step, state = make_step(config)
-    placed = sharding(jax.devices()[:1])
-    mesh = AbstractMesh((devices,), (placed.axis,), axis_types=(AxisType.Auto,))
-    placed.mesh = mesh  # pyrefly: ignore[bad-assignment]
+    placed = make_sharding(devices, sharding)
     side = jax.ShapeDtypeStruct((rows, 9), jnp.int32)
     jaxpr = jax.make_jaxpr(partial(placed.compute_gradients, step))(state, Batch(side, side))
     return list(communicated_arrays(jaxpr.jaxpr))
@@ -96,6 +102,24 @@ def test_fsdp_gathers_every_split_parameter_and_adds_every_gradient_once(dtype: 
         (True, "bfloat16"),
         (False, "float32"),
     }
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((8, 64), (None, "data")),
+        ((64, 8), ("data",)),
+        ((4, 6, 16), (None, None, "data")),
+        ((8, 63), ("data",)),
+        ((7,), ()),
+        ((), ()),
+    ],
+)
+def test_fsdp_splits_the_largest_axis_that_the_number_of_devices_divides(
+    shape: tuple[int, ...], spec: tuple[str | None, ...]
+) -> None:
+    leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert make_sharding(4, FSDP).sharding(leaf).spec == PartitionSpec(*spec)
 
 
 def test_fsdp_adds_the_gradients_of_parameters_that_it_cannot_split() -> None:

@@ -139,6 +139,18 @@ def test_dropout_is_a_function_of_seed_and_step() -> None:
     assert len({loss(), loss(seed=1), loss(step=1)}) == 3
 
 
+def test_each_micro_batch_draws_its_own_dropout_masks() -> None:
+    def losses(config: Config) -> list[float]:
+        """Return the loss of one row, in the first and in the second of two micro-batches."""
+        step = compile_step(config.change(train={"gradient_accumulation_steps": 2}))
+        row = Batch(*(side[:1] for side in BATCH))
+        pairs = (Batch(*(jnp.pad(side, ((i, 1 - i), (0, 0))) for side in row)) for i in (0, 1))
+        return [float(step.compute_gradients(initial_state(config), x)[1].nll) for x in pairs]
+
+    assert len(set(losses(NO_DROPOUT))) == 1
+    assert len(set(losses(DROPOUT))) == 2
+
+
 def test_initial_parameters_are_a_function_of_the_seed() -> None:
     params, same, other = (
         init_state(

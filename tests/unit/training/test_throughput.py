@@ -91,7 +91,7 @@ def test_paused_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["utilization"] == FLOPS / 2 / 1e9
 
 
-def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
+def test_rates_leave_out_the_steps_of_an_interrupted_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=0.0)
@@ -101,6 +101,7 @@ def test_utilization_leaves_out_the_steps_of_an_interrupted_process(
     clock.now += 2
     values = meter.read()
     assert (values["flops"], values["utilization"]) == (2 * FLOPS, FLOPS / 2 / 1e9)
+    assert values["tokens_per_second"] == 8 / 2
     # Sweep reports show FLOPs divided by utilization, which equals time multiplied by peak FLOP/s.
     assert values["flops"] / values["utilization"] == pytest.approx(4 * 1e9)
     meter.add(STEPS[0], FLOPS)
