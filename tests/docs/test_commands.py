@@ -33,9 +33,7 @@ CHEAP = sorted(
 # These commands import JAX, so they run in forks of a process that has already imported it. The
 # other commands run in a shell, to test that the shell finds `transformer-jax` in an activated
 # environment.
-SLOW_TO_IMPORT = tuple(
-    f"transformer-jax {name} " for name in ("params", "paper", "prepare", "sweep")
-)
+SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
 
 
 def make_clone(folder: Path) -> Path:

@@ -99,7 +99,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     (
         *("compile", "tiny", "--target", "v5e", "--parallelism", "fspd"),
     ): "--parallelism must be one of data, fsdp, pmap, got 'fspd'; did you mean 'fsdp'?",
-    ("paper", "table1", "--lengths", "64", "x"): "--lengths must be an integer, got 'x'",
+    ("evaluate", "runs/x", "--beam-sizes", "4", "x"): "--beam-sizes must be an integer, got 'x'",
     ("sweep", "tiny", "--target", "v5e"): "--target needs --dry-run",
     ("sweep", "tiny", "--dry-run", "--target", "v5e:8"): "a v5e slice has 2 dimensions",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",
@@ -191,7 +191,7 @@ def test_results_are_printed_in_any_encoding(tmp_path: Path) -> None:
 def test_a_command_runs_with_closed_streams(closed: str, tmp_path: Path) -> None:
     code = (
         "import sys; from transformer_jax.cli import main\n"
-        "sys.exit(main(['paper', '--markdown']) or len(sys.stdin.read()))"
+        "sys.exit(main(['diff', 'tiny', 'base']) or len(sys.stdin.read()))"
     )
     command = ["sh", "-c", f'"$1" -c "$2" {closed}', "sh", sys.executable, code]
     null = subprocess.DEVNULL

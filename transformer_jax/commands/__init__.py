@@ -6,7 +6,6 @@ from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.evaluation import Evaluate
 from transformer_jax.commands.inference import Package, Translate
-from transformer_jax.commands.paper import Paper
 from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.reports import Report, Status
 from transformer_jax.commands.sharing import Export, Import
@@ -31,5 +30,4 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "sweep": Sweep,
     "status": Status,
     "report": Report,
-    "paper": Paper,
 }

@@ -1,12 +1,12 @@
-"""Test the `paper` command."""
+"""Test the command."""
 
 from pathlib import Path
 
 import pytest
 
-from transformer_jax.cli import main
-from transformer_jax.paper.index import ITEMS, to_markdown
-from transformer_jax.paper.table2 import TABLE2
+from experiments.paper.__main__ import main
+from experiments.paper.index import ITEMS, to_markdown
+from experiments.paper.table2 import TABLE2
 
 
 def test_an_existing_folder_is_an_error_before_any_measurement(
@@ -14,12 +14,12 @@ def test_an_existing_folder_is_an_error_before_any_measurement(
 ) -> None:
     (tmp_path / "table.md").write_text("old", "utf-8")
     options = ["--lengths", "16", "--widths", "8", "--exact", "--out"]
-    assert main(["paper", "table1", *options, str(tmp_path)]) == 2
+    assert main(["table1", *options, str(tmp_path)]) == 2
     captured = capsys.readouterr()
     assert f"{tmp_path} already exists" in captured.err
     assert captured.out == ""
     assert (tmp_path / "table.md").read_text("utf-8") == "old"
-    assert main(["paper", "table1", *options, str(tmp_path / "missing/out")]) != 0
+    assert main(["table1", *options, str(tmp_path / "missing/out")]) != 0
     captured = capsys.readouterr()
     assert "is not a folder" in captured.err
     assert captured.out == ""
@@ -27,7 +27,7 @@ def test_an_existing_folder_is_an_error_before_any_measurement(
 
 @pytest.mark.slow
 def test_a_dry_run_prints_time_disk_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table2", "--dry-run"]) == 0
+    assert main(["table2", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "3.3e+18" in output
     assert "2.3e+19" in output
@@ -38,22 +38,22 @@ def test_a_dry_run_prints_time_disk_and_commands(capsys: pytest.CaptureFixture[s
 
 def test_the_command_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = f"{tmp_path}/figure2.svg"
-    assert main(["paper", "figure2", "--out", out]) == 0
+    assert main(["figure2", "--out", out]) == 0
     assert capsys.readouterr().out == f"written to {out}\n"
-    assert main(["paper", "figure2", "--out", out]) == 2
+    assert main(["figure2", "--out", out]) == 2
     assert "already exists" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper"]) == 0
+    assert main([]) == 0
     output = capsys.readouterr().out
     for item in ITEMS:
         assert all(text in output for text in (item.name, item.title, *item.commands.values()))
-    assert main(["paper", "equation 3"]) == 0
+    assert main(["equation 3"]) == 0
     output = capsys.readouterr().out
     assert "Equation 3: The learning rate" in output
     assert "Equation 2" not in output
-    assert main(["paper", "--markdown"]) == 0
+    assert main(["--markdown"]) == 0
     assert capsys.readouterr().out == to_markdown() + "\n"
 
 
@@ -74,7 +74,7 @@ def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[
 def test_a_mistake_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["paper", *arguments]) == 2
+    assert main([*arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)

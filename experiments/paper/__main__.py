@@ -1,19 +1,24 @@
-"""The `paper` command, which prints an index of the paper and reproduces tables and figures."""
+"""Print an index of the paper, or reproduce a table or figure.
 
+python -m experiments.paper [ITEM] [OPTIONS]
+"""
+
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from experiments.paper.index import ITEMS, Item, to_markdown
 from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
 from transformer_jax.commands.tables import format_duration, print_table
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.console import progress_bar, shell_command, stdout
+from transformer_jax.console import progress_bar, run_and_report, stdout
 from transformer_jax.errors import UsageError
-from transformer_jax.paper.index import ITEMS, Item, to_markdown
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
@@ -101,8 +106,8 @@ class Paper(PathCommand):
             raise UsageError(f"--widths must be multiples of 8 (the heads), got {wrong[0]}")
         if self.out is not None:
             check_new_file(self.out)
-        from transformer_jax.paper.table1 import measure_layers
-        from transformer_jax.paper.table1_report import (
+        from experiments.paper.table1 import measure_layers
+        from experiments.paper.table1_report import (
             list_details,
             list_notes,
             summarize,
@@ -120,7 +125,7 @@ class Paper(PathCommand):
             options = ["--exact"] if self.exact else []
             for name, values in (("lengths", self.lengths), ("widths", self.widths)):
                 options += [f"--{name}", *map(str, values)] if values else []
-            command = shell_command("paper", "table1", *options)
+            command = shlex.join(["python", "-m", "experiments.paper", "table1", *options])
             write_table1(measurements, self.out, command)
             stdout.print(f"written to {self.out}")
 
@@ -128,7 +133,7 @@ class Paper(PathCommand):
         out = self.out or find_free_name(Path(f"{key}.svg"))
         check_suffix(out, FIGURE_SUFFIXES)
         check_new_file(out)
-        from transformer_jax.paper import figures
+        from experiments.paper import figures
 
         draw = figures.draw_figure_1 if key == "figure1" else figures.draw_figure_2
         stdout.print(f"written to {draw().save(out)}")
@@ -143,7 +148,7 @@ def _print_items(items: Sequence[Item]) -> None:
 
 
 def _print_table2(*, dry_run: bool) -> None:
-    from transformer_jax.paper import table2
+    from experiments.paper import table2
 
     head = ["model", "languages", "BLEU", "FLOPs (paper)", "FLOPs (counted)"]
     rows = [[*head, "time here", "disk"] if dry_run else head]
@@ -165,3 +170,13 @@ def _print_table2(*, dry_run: bool) -> None:
         stdout.print(f"\n{training.model}, {training.languages}")
         for command in training.commands:
             stdout.print(f"  {command}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code. Print any error as one line."""
+    prog = "python -m experiments.paper"
+    return run_and_report(lambda: tyro.cli(Paper, prog=prog, args=arguments).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

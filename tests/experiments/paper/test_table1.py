@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.baselines.layers import LAYERS
-from transformer_jax.paper.table1 import (
+from experiments.paper.layers import LAYERS
+from experiments.paper.table1 import (
     CLAIMS,
     Measurement,
     fit_exponent,

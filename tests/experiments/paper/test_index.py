@@ -7,12 +7,13 @@ import shlex
 import pytest
 from pages import ROOT
 
+from experiments.paper.__main__ import Paper
+from experiments.paper.index import ITEMS, Item, to_markdown
 from transformer_jax.cli import _create
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.arguments import check_positional, split_words
 from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.config import Config
-from transformer_jax.paper.index import ITEMS, Item, to_markdown
 
 
 def check_test_exists(test: str) -> None:
@@ -22,14 +23,18 @@ def check_test_exists(test: str) -> None:
 
 
 def check_command(command: str) -> None:
-    """Parse a command as `transformer-jax` does, and load its configs.
+    """Parse a command as `transformer-jax` or this study does, and load its configs.
 
     If the command runs pytest, check that its test exists.
     """
     program, name, *rest = shlex.split(command)
     if program == "python":
-        assert (name, rest[0]) == ("-m", "pytest")
-        check_test_exists(rest[1])
+        module, *arguments = rest
+        assert (name, module in ("pytest", "experiments.paper")) == ("-m", True)
+        if module == "pytest":
+            check_test_exists(arguments[0])
+        else:
+            _create(Paper, arguments)
         return
     assert program == "transformer-jax"
     kind = COMMANDS[name]
@@ -44,7 +49,7 @@ def check_command(command: str) -> None:
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.key)
 def test_every_test_exists_and_every_command_parses(item: Item) -> None:
-    check_test_exists(f"tests/unit/{item.test}")
+    check_test_exists(f"tests/{item.test}")
     for command in item.commands.values():
         check_command(command)
 
@@ -68,24 +73,22 @@ def test_figure_3_selects_the_papers_word_in_the_papers_sentence() -> None:
     assert sentence.split()[int(words[words.index("--position") + 1])] == "making"
 
 
-@pytest.mark.parametrize("key", ["table2", "section5.3"])
-def test_the_small_command_needs_no_corpus(key: str) -> None:
-    [item] = [item for item in ITEMS if item.key == key]
-    program, name, *rest = shlex.split(item.small)
+def test_the_small_warmup_sweep_needs_no_corpus() -> None:
+    [item] = [item for item in ITEMS if item.key == "section5.3"]
+    _, name, *rest = shlex.split(item.small)
     parsed = _create(COMMANDS[name], split_words(rest, COMMANDS[name]).own)
-    if isinstance(parsed, ConfigCommand):
-        rows = parsed.load_rows()
-        assert {row.config.data.corpus for row in rows.values()} == {"number_words"}
-        trains = [row.config.train for row in rows.values()]
-        settings = {(train.learning_rate_scale, train.warmup_steps) for train in trains}
-        assert len(settings) == len(trains) > 1
-    else:
-        assert (program, name, rest) == ("transformer-jax", "paper", [key])
+    assert isinstance(parsed, ConfigCommand)
+    rows = parsed.load_rows()
+    assert {row.config.data.corpus for row in rows.values()} == {"number_words"}
+    trains = [row.config.train for row in rows.values()]
+    settings = {(train.learning_rate_scale, train.warmup_steps) for train in trains}
+    assert len(settings) == len(trains) > 1
 
 
 def test_the_page_contains_the_index() -> None:
     page = (ROOT / "docs/paper.md").read_text("utf-8")
-    assert to_markdown() in page, "paste `transformer-jax paper --markdown` into docs/paper.md"
+    command = "python -m experiments.paper --markdown"
+    assert to_markdown() in page, f"paste the output of `{command}` into docs/paper.md"
 
 
 def test_a_line_of_the_index_does_not_end_between_an_option_and_its_value() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from oracles import SMALL
 
-from transformer_jax.paper.figures import (
+from experiments.paper.figures import (
     describe_architecture,
     describe_attention,
     draw_figure_1,

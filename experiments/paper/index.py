@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
-`transformer-jax paper` prints this index, and docs/paper.md contains it. The commands that run at
-small scale take minutes. Some of these commands use runs/demo, which `make demo` creates. Most of
-the commands that run at the paper's scale use WMT14.
+`python -m experiments.paper` prints this index, and docs/paper.md contains it. The commands that
+run at small scale take minutes. Some of these commands use runs/demo, which `make demo` creates.
+Most of the commands that run at the paper's scale use WMT14.
 """
 
 import shlex
@@ -22,7 +22,7 @@ class Item:
     """The name of the item, such as "Table 1"."""
     title: str
     test: str
-    """The test for this item, as FILE::FUNCTION relative to tests/unit."""
+    """The test for this item, as FILE::FUNCTION relative to tests."""
     small: str = ""
     """The command to run at small scale. If empty, the command that runs the test is used."""
     full: str = ""
@@ -36,7 +36,7 @@ class Item:
     @property
     def commands(self) -> dict[str, str]:
         """The commands, keyed by scale, including the command that runs the test."""
-        test = f"python -m pytest tests/unit/{self.test}"
+        test = f"python -m pytest tests/{self.test}"
         commands = {"small scale" if self.full else "any scale": self.small or test}
         if self.full:
             commands["the paper's scale"] = self.full
@@ -60,37 +60,37 @@ ITEMS = (
     Item(
         "Equation 1",
         "Scaled dot-product attention",
-        "model/test_attention.py::test_attention_is_equation_1",
+        "unit/model/test_attention.py::test_attention_is_equation_1",
     ),
     Item(
         "Equation 2",
         "The feed-forward network, as two convolutions with kernel size 1",
-        "model/test_layers.py::"
+        "unit/model/test_layers.py::"
         "test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one",
     ),
     Item(
         "Equation 3",
         "The learning rate",
-        "training/test_optimizer.py::test_learning_rate_is_equation_3",
+        "unit/training/test_optimizer.py::test_learning_rate_is_equation_3",
         "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
         "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
     ),
     Item(
         "Figure 1",
         "The architecture, drawn from the sub-layers of the model",
-        "paper/test_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
-        "transformer-jax paper figure1 --out figure1.svg",
+        "experiments/paper/test_figures.py::test_figure_1_has_the_sub_layers_of_the_paper",
+        "python -m experiments.paper figure1 --out figure1.svg",
     ),
     Item(
         "Figure 2",
         "Scaled dot-product attention, as our code computes it, and multi-head attention",
-        "paper/test_figures.py::test_figure_2_has_the_operations_of_the_paper",
-        "transformer-jax paper figure2 --out figure2.svg",
+        "experiments/paper/test_figures.py::test_figure_2_has_the_operations_of_the_paper",
+        "python -m experiments.paper figure2 --out figure2.svg",
     ),
     Item(
         "Figure 3",
         "Encoder self-attention for one word, in layer 5 of 6; --position is the token's index",
-        "visualization/test_attention_figures.py::"
+        "unit/visualization/test_attention_figures.py::"
         "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",
         f"{ATTENTION} runs/wmt14 {MAKING} --out figure3.svg",
@@ -98,91 +98,91 @@ ITEMS = (
     Item(
         "Figure 4",
         "Two heads of layer 5",
-        "visualization/test_attention_figures.py::test_layers_and_heads_are_numbered_from_one",
+        "unit/visualization/test_attention_figures.py::test_layers_and_heads_are_numbered_from_one",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --heads 0 1 --out figure4.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --heads 4 5 --out figure4.svg",
     ),
     Item(
         "Figure 5",
         "All heads of layer 5 (the paper shows two that follow the structure of the sentence)",
-        "visualization/test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
+        "unit/visualization/test_attention_figures.py::test_the_opacity_of_each_line_is_its_weight",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --out figure5.svg",
         f"{ATTENTION} runs/wmt14 {LAW} --kind encoder --layer 4 --out figure5.svg",
     ),
     Item(
         "Table 1",
         "Complexity, sequential operations, and path length of each layer type",
-        "paper/test_table1.py::test_the_fitted_exponents_are_those_of_the_paper",
-        "transformer-jax paper table1 --lengths 64 256 --widths 64 128",
-        "transformer-jax paper table1",
+        "experiments/paper/test_table1.py::test_the_fitted_exponents_are_those_of_the_paper",
+        "python -m experiments.paper table1 --lengths 64 256 --widths 64 128",
+        "python -m experiments.paper table1",
     ),
     Item(
         "Table 2",
         "BLEU and training cost of the base and big models",
-        "paper/test_table2.py::test_the_papers_method_gives_the_papers_flops",
-        "transformer-jax paper table2",
-        "transformer-jax paper table2 --dry-run",
+        "experiments/paper/test_table2.py::test_the_papers_method_gives_the_papers_flops",
+        "python -m experiments.paper table2",
+        "python -m experiments.paper table2 --dry-run",
     ),
     Item(
         "Table 3",
         "Rows (A) to (E): variations of the Transformer",
-        "configs/test_table3.py::test_every_row_differs_from_base_exactly_as_in_the_paper",
+        "unit/configs/test_table3.py::test_every_row_differs_from_base_exactly_as_in_the_paper",
         "transformer-jax sweep table3 --data-from smoke --train-from smoke --scale tiny --seeds 2",
         "transformer-jax sweep table3",
     ),
     Item(
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
-        "evaluation/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
+        "unit/evaluation/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
     ),
     Item(
         "Section 1",
         "Attention versus recurrence at equal size (needs Multi30k; see docs/recurrence.md)",
-        "baselines/test_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
+        "unit/baselines/test_build.py::test_the_rows_of_the_recurrence_sweep_have_equal_sizes",
         "transformer-jax sweep recurrence --seeds 3",
     ),
     Item(
         "Section 3.1",
         "Encoder and decoder layers, with post-normalization",
-        "model/test_layers.py::test_the_decoder_layer_equals_its_equations",
+        "unit/model/test_layers.py::test_the_decoder_layer_equals_its_equations",
         full="transformer-jax params base",
     ),
     Item(
         "Section 3.2.1",
         "The scale 1 / sqrt(d_k) keeps the variance of the scores at one",
-        "model/test_attention.py::test_scaling_brings_the_variance_of_scores_from_d_k_to_one",
+        "unit/model/test_attention.py::test_scaling_brings_the_variance_of_scores_from_d_k_to_one",
         full="transformer-jax train base --model.attention-score dot_product",
     ),
     Item(
         "Section 3.2.2",
         "Multi-head attention",
-        "model/test_attention.py::test_multi_head_attention_concatenates_its_heads",
+        "unit/model/test_attention.py::test_multi_head_attention_concatenates_its_heads",
         full="transformer-jax sweep heads",
     ),
     Item(
         "Section 3.2.3",
         "Predictions depend only on earlier outputs",
-        "model/test_transformer.py::test_a_prediction_depends_only_on_earlier_tokens",
+        "unit/model/test_transformer.py::test_a_prediction_depends_only_on_earlier_tokens",
     ),
     Item(
         "Section 3.4",
         "The two embeddings and the linear layer before the softmax share one matrix",
-        "model/test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
+        "unit/model/test_embeddings.py::test_source_target_and_softmax_share_one_matrix",
         full="transformer-jax train base --model.tie-embeddings none",
     ),
     Item(
         "Section 3.5",
         "Linear maps between shifted sinusoids, and extrapolation to longer sentences",
-        "model/test_positions.py::test_the_sinusoid_is_the_papers_formula",
+        "unit/model/test_positions.py::test_the_sinusoid_is_the_papers_formula",
         "transformer-jax plot runs/demo --kind positions --out positions.svg",
         "transformer-jax sweep experiments/positions/short_numbers.py",
     ),
     Item(
         "Section 4",
         "Restricted self-attention",
-        "model/variants/test_attention_window.py::"
+        "unit/model/variants/test_attention_window.py::"
         "test_a_window_computes_attention_with_a_mask_of_far_keys",
         "transformer-jax train tiny --model.attention-window 4 --out runs/window",
         "transformer-jax train base --model.attention-window 64",
@@ -190,42 +190,42 @@ ITEMS = (
     Item(
         "Section 5.1",
         "Batches of about 25,000 source and 25,000 target tokens",
-        "data/test_batches.py::test_batches_have_the_planned_shapes_within_the_budget",
+        "unit/data/test_batches.py::test_batches_have_the_planned_shapes_within_the_budget",
         "transformer-jax prepare tiny",
         "transformer-jax prepare wmt14",
     ),
     Item(
         "Section 5.2",
         "100,000 steps for the base model, and 300,000 for the big model",
-        "configs/test_table3.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
+        "unit/configs/test_table3.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
         "transformer-jax train tiny",
         "transformer-jax train wmt14_big",
     ),
     Item(
         "Section 5.3",
         "Adam, the learning rate, and the warmup",
-        "training/test_optimizer.py::test_updates_are_those_of_adam",
+        "unit/training/test_optimizer.py::test_updates_are_those_of_adam",
         f"transformer-jax sweep warmup --rows {WARMUP_ROWS} {SMALL} --scale tiny --seeds 1",
         "transformer-jax sweep warmup",
     ),
     Item(
         "Section 5.4",
         "Residual dropout and label smoothing",
-        "model/test_transformer.py::test_dropout_acts_at_the_points_that_the_paper_names",
+        "unit/model/test_transformer.py::test_dropout_acts_at_the_points_that_the_paper_names",
         f"transformer-jax sweep table3 --rows D1 D2 D3 D4 {SMALL} --scale tiny",
         "transformer-jax sweep table3 --rows D1 D2 D3 D4",
     ),
     Item(
         "Section 6.1",
         "Beam search with length penalty, and checkpoint averaging",
-        "inference/test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
+        "unit/inference/test_search.py::test_the_papers_search_is_that_of_tensor2tensor",
         "transformer-jax evaluate runs/demo --grid",
         "transformer-jax evaluate runs/wmt14_big --grid",
     ),
     Item(
         "Section 6.2",
         "Learned positions instead of sinusoids (row E), and other position schemes",
-        "model/test_positions.py::test_learned_positions_are_rows_of_a_table",
+        "unit/model/test_positions.py::test_learned_positions_are_rows_of_a_table",
         "transformer-jax sweep table3 --rows E --data-from smoke --train-from smoke --scale tiny",
         "transformer-jax sweep positions",
     ),

@@ -2,8 +2,8 @@
 
 import pytest
 
+from experiments.paper.table2 import TABLE2, estimate_disk
 from transformer_jax.config.loading import load_config
-from transformer_jax.paper.table2 import TABLE2, estimate_disk
 
 # The FLOPs in Table 2, which gives one number per model for both language pairs.
 PAPER = {"base": 3.3e18, "big": 2.3e19}

@@ -18,10 +18,10 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array
 
-from transformer_jax.baselines.layers import LAYERS
+from experiments.paper.layers import LAYERS
+from experiments.paper.program import analyze
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.model.encoder_decoder import Params
-from transformer_jax.paper.program import analyze
 
 # A layer's reach is measured from the middle of a sequence of this length. The length must exceed
 # twice the window of restricted self-attention.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from transformer_jax.paper.program import Program, analyze
+from experiments.paper.program import Program, analyze
 
 X = jnp.ones((4, 3))
 W = jnp.ones((3, 3))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from oracles import apply, drawn_params, floats, normal
 
-from transformer_jax.baselines.layers import LAYERS, Convolution, SeparableConvolution
+from experiments.paper.layers import LAYERS, Convolution, SeparableConvolution
 
 WIDTH, LENGTH, KERNEL = 16, 6, 3
 X = normal(0, 2, LENGTH, WIDTH)

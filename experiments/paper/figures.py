@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 from jaxtyping import Array
 
+from experiments.paper.diagrams import Column, draw_columns
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.inspect import abstract_params
-from transformer_jax.visualization.diagrams import Column, draw_columns
 from transformer_jax.visualization.style import Picture
 
 SUB_LAYERS = {

@@ -1,1 +1,0 @@
-"""The paper's tables, figures, and equations, and the commands that reproduce them."""
