@@ -29,10 +29,10 @@ from transformer_jax.errors import StorageError, UsageError, storage_errors
 from transformer_jax.evaluation.by_length import score_by_length
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
+from transformer_jax.files import write_text
 from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.reports.footnotes import STATISTICS
 from transformer_jax.reports.seed_statistics import format_mean
-from transformer_jax.runs.atomic_files import write_text
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import read_status

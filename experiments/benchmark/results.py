@@ -13,8 +13,8 @@ from typing import Any
 from experiments.benchmark.measurements import Benchmark, Measurement, read_benchmark
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import DataError, UsageError, storage_errors
+from transformer_jax.files import write_json
 from transformer_jax.reports import tables
-from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.versions import installed_versions, source_commit
 
 # Library names for reports, keyed by Python package.

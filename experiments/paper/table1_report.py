@@ -8,9 +8,8 @@ import jax
 
 from experiments.paper.table1 import CLAIMS, PROBE_LENGTH, Measurement, fit_exponent
 from transformer_jax.errors import storage_errors
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject, write_json, write_text
 from transformer_jax.reports.tables import to_markdown
-from transformer_jax.runs.atomic_files import write_json, write_text
 from transformer_jax.runs.versions import source_commit
 
 SUMMARY = ("layer", "quantity", "paper", "fitted")

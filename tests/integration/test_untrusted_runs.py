@@ -22,8 +22,9 @@ from transformer_jax.cli import main
 from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer, check_model
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
+from transformer_jax.files import MAX_JSON_BYTES
 from transformer_jax.runs.metrics_file import truncate_metrics
-from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.metric_writer import MetricWriter
 
 PACKAGE = Path(transformer_jax.__file__).parent
@@ -109,8 +110,8 @@ MANIPULATIONS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pickle": (write_pickle, "cannot be read"),
     "deep nesting": (nest_deeply, "cannot be read"),
     "a long description": (
-        lambda p: os.truncate(p / "run.json", MAX_DESCRIPTION + 1),
-        "more than 1 MiB",
+        lambda p: os.truncate(p / "run.json", MAX_JSON_BYTES + 1),
+        "more than 16 MiB",
     ),
     "a huge width": (change_config("model", d_ff=10**12), "d_ff must be from 1 to"),
     "a large width": (

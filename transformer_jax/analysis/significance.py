@@ -16,9 +16,8 @@ from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation, prepare_split
 from transformer_jax.evaluation.evaluation_files import encode_lines
 from transformer_jax.evaluation.scores import sacrebleu_metrics
+from transformer_jax.files import JsonObject, write_json
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.json_types import JsonObject
-from transformer_jax.runs.atomic_files import write_json
 
 SAMPLES = 1000
 # sacreBLEU's default seed. A fixed seed makes comparisons reproducible in any environment.

@@ -11,7 +11,8 @@ from tyro.conf import FlagCreatePairsOff, arg
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.runs.run_folder import RunFolder, check_available
+from transformer_jax.files import check_available
+from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
@@ -156,7 +157,7 @@ class Package(CheckpointCommand):
         """Write the package, and print a note about any information that the model card lacks."""
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
         # Check the path before importing JAX, so that errors appear immediately.
-        check_available(out, is_package=True)
+        check_available(out)
         run = self.load()
         from transformer_jax.sharing.model_card import find_scores
         from transformer_jax.sharing.packaging import package_run

@@ -11,7 +11,8 @@ from transformer_jax.commands.base import PathCommand, translate_command
 from transformer_jax.commands.inference import CheckpointCommand
 from transformer_jax.console import shell_command, stderr, stdout
 from transformer_jax.errors import UsageError, VerificationFailedError
-from transformer_jax.runs.run_folder import RunFolder, check_available
+from transformer_jax.files import check_available
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sharing.expressible import Format, check_exportable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Export(CheckpointCommand):
         name = Path(self.run_folder).resolve().name
         out = self.out or Path(f"{name}-{self.format}")
         # Check these arguments before importing JAX, so that errors appear immediately.
-        check_available(out, is_package=True)
+        check_available(out)
         check_exportable(RunFolder.open(Path(self.run_folder)).config, self.format)
         run = self.load()
         result = self._export(run, out)
@@ -147,7 +148,7 @@ class Import(PathCommand):
                 f"{self.source} is not an exported model: it has no run.json and no config.json"
             )
         out = self.out or Path(f"{self.source.resolve().name}-run")
-        check_available(out, is_package=True)
+        check_available(out)
         from transformer_jax.runs.versions import current_versions
         from transformer_jax.sharing.marian_import import is_marian, read_marian
         from transformer_jax.sharing.packaging import package_run

@@ -11,7 +11,7 @@ from rich.table import Table
 from transformer_jax.config import Row
 from transformer_jax.console import stdout
 from transformer_jax.errors import SweepFailedError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 if TYPE_CHECKING:
     from transformer_jax.analysis.significance import Comparison

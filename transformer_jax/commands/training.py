@@ -23,7 +23,7 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 from transformer_jax.runs.run_folder import RunFolder, check_available
 
 

@@ -12,7 +12,7 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.data.encode import Progress, ignore_progress
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 
 @dataclass(frozen=True)

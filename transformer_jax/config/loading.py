@@ -17,7 +17,7 @@ from pathlib import Path
 from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
-from transformer_jax.json_types import INVALID_JSON
+from transformer_jax.files import INVALID_JSON
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -23,7 +23,7 @@ from transformer_jax.config.validation import (
     check_field_name,
     field_names,
 )
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 # The paper uses 4,000 warmup steps of about 25,000 tokens each (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000

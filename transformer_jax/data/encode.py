@@ -25,6 +25,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
+from transformer_jax.files import write_bytes
 
 T = TypeVar("T")
 
@@ -160,9 +161,8 @@ class SplitWriter:
         for file in self.files.values():
             file.flush()
         sizes = [path.stat().st_size for path in self.paths.values()]
-        temporary = self.journal.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"done": done, "outcome": outcome, "sizes": sizes}))
-        temporary.replace(self.journal)
+        journal = json.dumps({"done": done, "outcome": outcome, "sizes": sizes})
+        write_bytes(self.journal, journal.encode(), durable=False)
 
     def _resume(self) -> tuple[int, Counter[str]]:
         """Truncate the files to the sizes in the journal; return the progress recorded there.

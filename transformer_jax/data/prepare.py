@@ -21,9 +21,9 @@ from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.data.vocabulary import digest, exclusive, train_vocabulary, verify_every_line
+from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, storage_errors
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 
 class Prepared(NamedTuple):
@@ -84,7 +84,7 @@ def prepare(
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
     folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
     if (report := _read_report(folder)) is None:
-        with exclusive(folder, progress):
+        with lock(folder, progress):
             report = _read_report(folder) or _encode(folder, corpus, vocabulary, config, progress)
     return Prepared(folder, vocabulary, report)
 

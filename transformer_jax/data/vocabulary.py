@@ -3,11 +3,10 @@
 The files are `<cache>/vocabularies/<digest of text, sides, size, and unit>.{model,sha256}`.
 """
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from transformer_jax.cache import cache_folder
@@ -16,6 +15,7 @@ from transformer_jax.data.corpora import Corpus
 from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Unit, Vocabulary
 from transformer_jax.errors import DataError
+from transformer_jax.files import exclusive, write_bytes, write_text
 
 # Every cache digest includes `FORMAT`. Increase `FORMAT` when the cache format changes.
 FORMAT = 6
@@ -29,19 +29,10 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
-@contextmanager
-def exclusive(folder: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock so that only one process writes at a time.
-
-    If the process that holds the lock dies, the operating system releases the lock.
-    """
-    with folder.with_suffix(".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that is preparing the same text", 0, 0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def lock(path: Path, progress: Progress) -> AbstractContextManager[None]:
+    """Hold the lock file of a cache entry, so that only one process at a time writes the entry."""
+    activity = "waiting for another process that is preparing the same text"
+    return exclusive(path.with_suffix(".lock"), lambda: progress(activity, 0, 0))
 
 
 def train_vocabulary(
@@ -56,15 +47,12 @@ def train_vocabulary(
         path = cache_folder("vocabularies") / name
         if (tokenizer := _load_cached_tokenizer(path)) is not None:
             return tokenizer
-        with exclusive(path, progress):
+        with lock(path, progress):
             if (tokenizer := _load_cached_tokenizer(path)) is not None:
                 return tokenizer
             tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size, unit)
-            temporary = path.with_suffix(".tmp")
-            contents = {".model": tokenizer.model, ".sha256": tokenizer.digest.encode()}
-            for suffix, content in contents.items():
-                temporary.write_bytes(content)
-                temporary.replace(path.with_suffix(suffix))
+            write_bytes(path, tokenizer.model)
+            write_text(path.with_suffix(".sha256"), tokenizer.digest)
             return tokenizer
 
     if config.source_vocab_size is None:

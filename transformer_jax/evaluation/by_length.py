@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformer_jax.evaluation.perplexity import SentenceScore, perplexity
 from transformer_jax.evaluation.scores import sacrebleu_metrics
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 # The width of a bucket, in source tokens. The last bucket has no upper limit.
 BUCKET_WIDTH = 10

@@ -22,8 +22,8 @@ from transformer_jax.evaluation.perplexity import (
 )
 from transformer_jax.evaluation.scores import Scores, compound_bleu, score
 from transformer_jax.evaluation.tasks import check_task, score_task
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.trained_run import Run, read_params
-from transformer_jax.json_types import JsonObject
 
 Files = tuple[Path, Path]
 """A source file and a target file."""

@@ -19,10 +19,9 @@ from transformer_jax.errors import storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import bleu_signature
+from transformer_jax.files import JsonObject, read_json_object, write_json
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.json_types import JsonObject, read_json_object
-from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 

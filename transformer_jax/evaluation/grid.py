@@ -16,8 +16,8 @@ from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.evaluation.evaluate import Evaluation, Text, evaluate_text, read_text
 from transformer_jax.evaluation.evaluation_files import find_result, save_evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.trained_run import Run, load_averages
-from transformer_jax.json_types import JsonObject
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder

@@ -11,7 +11,7 @@ from transformer_jax.evaluation.brackets import (
     make_right_branching,
     score_brackets,
 )
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 
 def score_parses(

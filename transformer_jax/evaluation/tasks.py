@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from transformer_jax.evaluation.parsing import describe_parses, read_references, score_parses
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 
 
 class Task(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.json_types import JsonObject, read_json_object
+from transformer_jax.files import JsonObject, read_json_object
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 

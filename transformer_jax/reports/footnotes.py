@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_jax.config import DataConfig
-from transformer_jax.json_types import read_json_object
+from transformer_jax.files import read_json_object
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
 from transformer_jax.reports.seed_statistics import CONFIDENCE, describe_limits, format_p
 from transformer_jax.reports.tables import escape_markdown

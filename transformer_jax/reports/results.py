@@ -19,7 +19,7 @@ from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.json_types import JsonObject, read_json_object
+from transformer_jax.files import JsonObject, read_json_object
 from transformer_jax.reports.seed_statistics import (
     BLEU_MARGIN,
     LOG_PERPLEXITY_MARGIN,

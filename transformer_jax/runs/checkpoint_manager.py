@@ -27,10 +27,9 @@ from jaxtyping import PyTree
 
 from transformer_jax.console import stderr
 from transformer_jax.errors import StorageError, UsageError, summarize_error
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject, sync
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
-from transformer_jax.runs.atomic_files import sync
 from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
 from transformer_jax.runs.checksums import CorruptionError
 

@@ -7,9 +7,8 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
-from transformer_jax.json_types import INVALID_JSON, JsonObject
+from transformer_jax.files import INVALID_JSON, JsonObject, write_json
 from transformer_jax.runs import FORMAT, checksums
-from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"

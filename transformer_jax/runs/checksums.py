@@ -11,13 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformer_jax.runs.atomic_files import sync, write_text
+from transformer_jax.files import MAX_JSON_BYTES, MAX_METRICS_BYTES, sync, write_text
 
 NAME = "SHA256SUMS"
-# Size limits in bytes, so that oversized malicious files are rejected before they are read.
-# `MAX_FILE` is large enough for the pending metrics of 800,000 steps.
-MAX_BYTES = 16 << 20
-MAX_FILE = 64 << 20
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 
 
@@ -50,7 +46,7 @@ def read(folder: Path, name: str) -> bytes:
     path = folder / name
     if name not in digests or name not in set(_files(folder)):
         raise CorruptionError(f"{name} is missing")
-    if path.stat().st_size > MAX_FILE:
+    if path.stat().st_size > MAX_METRICS_BYTES:
         raise CorruptionError(f"{name} is too long")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digests[name]:
@@ -64,7 +60,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
         raise CorruptionError(f"{folder.name} is a link")
     if path.is_symlink() or not path.is_file():
         raise CorruptionError(f"{NAME} is missing")
-    if path.stat().st_size > MAX_BYTES:
+    if path.stat().st_size > MAX_JSON_BYTES:
         raise CorruptionError(f"{NAME} is too long")
     # Latin-1 decodes any byte; the pattern then rejects every line that `write` cannot produce.
     lines = path.read_bytes().decode("latin-1").split("\n")

@@ -1,7 +1,6 @@
 """A lock that lets only one process at a time train a run."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from transformer_jax.errors import UsageError, storage_errors
+from transformer_jax.files import INVALID_JSON, try_lock, unlock
 
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
@@ -44,7 +44,7 @@ def describe_holder(run: Path) -> str:
     """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, or "" if not."""
     try:
         with (run / NAME).open("r", encoding="utf-8") as file:
-            return "" if _try_lock(file, fcntl.LOCK_SH) else _read_holder(file)
+            return "" if try_lock(file, shared=True) else _read_holder(file)
     except OSError:
         return ""
 
@@ -55,21 +55,14 @@ def _lock_exclusively(file: IO[str]) -> bool:
     Wait up to a second for readers, but do not wait for another exclusive holder.
     """
     for _ in range(ATTEMPTS):
-        if _try_lock(file, fcntl.LOCK_EX):
+        if try_lock(file):
             return True
-        if not _try_lock(file, fcntl.LOCK_SH):
+        if not try_lock(file, shared=True):
             return False
         # Release the shared lock; otherwise, two processes that start together would block each
         # other.
-        fcntl.flock(file, fcntl.LOCK_UN)
+        unlock(file)
         time.sleep(INTERVAL)
-    return False
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return True
     return False
 
 
@@ -81,6 +74,6 @@ def _read_holder(file: IO[str]) -> str:
         hours, minutes = divmod(minutes, 60)
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
         return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, KeyError, *INVALID_JSON):
         # The holder has acquired the lock but has not written its process ID yet.
         return "by a process that has just started"

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from transformer_jax.errors import StorageError, storage_errors
-from transformer_jax.json_types import JsonObject
-from transformer_jax.runs.atomic_files import write_text
+from transformer_jax.files import MAX_METRICS_BYTES, JsonObject, write_text
 
 # The maximum length of a report, in bytes. Longer lines are invalid.
 MAX_LINE = 1 << 20
-MAX_METRICS_BYTES = 64 << 20
 # The largest integer that a NumPy array can hold.
 MAX_COUNT = 2**63 - 1
 

@@ -16,16 +16,15 @@ A packaged run has a single checkpoint without optimizer state, plus README.md a
 """
 
 import contextlib
-import itertools
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
+from transformer_jax import files
 from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Vocabulary
@@ -37,16 +36,19 @@ from transformer_jax.errors import (
     UsageError,
     storage_errors,
 )
-from transformer_jax.json_types import INVALID_JSON, JsonObject
+from transformer_jax.files import (
+    INVALID_JSON,
+    JsonObject,
+    check_no_links,
+    new_folder,
+    read_limited,
+    write_json,
+)
 from transformer_jax.runs import FORMAT, checksums
-from transformer_jax.runs.atomic_files import write_json
 from transformer_jax.runs.lock import describe_holder
-from transformer_jax.runs.tokenizer_files import read_limited, read_vocabulary, write_vocabulary
+from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
-# The size limit for run.json, in bytes. A larger file may be malicious, so it is rejected without
-# being read.
-MAX_DESCRIPTION = 1 << 20
 # Fields that may change when a run resumes. A change to any other field would make the run a
 # different experiment. Gradient accumulation and parallelism affect only the dropout masks.
 MUTABLE_ON_RESUME = {
@@ -136,7 +138,8 @@ class RunFolder:
                 path is left unchanged.
             StorageError: the folder cannot be written.
         """
-        with new_folder(path, is_package=package is not None) as private:
+        folder = new_folder(path, _advise) if package is None else new_folder(path)
+        with folder as private:
             run = cls(private, config, vocabulary, fingerprint, package)
             write_vocabulary(run.path, vocabulary)
             run._write_description(versions or current_versions())
@@ -156,7 +159,7 @@ class RunFolder:
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
             check_no_links(path)
-            data = json.loads(read_limited(description, MAX_DESCRIPTION))
+            data = json.loads(read_limited(description))
             if int(data["format"]) != FORMAT:
                 raise UsageError(
                     f"{path} has format {data['format']}, but this version of transformer-jax "
@@ -186,7 +189,7 @@ class RunFolder:
     @property
     def software_versions(self) -> dict[str, str]:
         """The versions of the software that created the run or last changed its config."""
-        stored = json.loads(read_limited(self.path / "run.json", MAX_DESCRIPTION)).get("versions")
+        stored = json.loads(read_limited(self.path / "run.json")).get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
 
@@ -252,72 +255,17 @@ class RunFolder:
         write_json(self.path / "run.json", description)
 
 
-@contextlib.contextmanager
-def new_folder(path: Path, *, is_package: bool = True) -> Iterator[Path]:
-    """Yield a private folder, and rename it to `path` once it is complete.
-
-    Raises:
-        UsageError: the path is not UTF-8, or it exists and is not an empty folder. An existing path
-            is left unchanged.
-        StorageError: the folder cannot be written.
-    """
-    check_available(path, is_package=is_package)
-    with storage_errors(f"{path} could not be written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
-        ) as private:
-            # A temporary folder is private, but its subfolder has ordinary permissions.
-            folder = Path(private) / "new"
-            folder.mkdir()
-            yield folder
-            try:
-                folder.rename(path)
-            except OSError:
-                # Another process may have created the folder in the meantime.
-                check_available(path, is_package=is_package)
-                raise
+def check_available(path: Path) -> None:
+    """Raise a UsageError or StorageError if a run cannot be created at this path."""
+    files.check_available(path, _advise)
 
 
-def check_available(path: Path, *, is_package: bool = False) -> None:
-    """Raise a UsageError or StorageError if a run or package cannot be created at this path."""
-    try:
-        # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the path {path} is not UTF-8: choose another one") from error
-    with storage_errors(f"{path} cannot be read"):
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-            parent = next(parent for parent in path.absolute().parents if parent.exists())
-            if not (parent.is_dir() and os.access(parent, os.W_OK)):
-                raise StorageError(f"{path} cannot be created: {parent} is not writable")
-            return
-    # Resolve paths such as "." and "..", because they have no name to append a number to.
-    base = path if path.name not in ("", "..") else path.resolve()
-    others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
-    other = next(other for other in others if not other.exists())
+def _advise(path: Path) -> str:
+    """Return what to do with an existing path, other than creating a run there."""
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "
     # A folder with a checksum file is a package, and training cannot resume from it.
-    elif not is_package and (path / "run.json").exists() and not (path / checksums.NAME).exists():
+    elif (path / "run.json").exists() and not (path / checksums.NAME).exists():
         advice = f"resume it with `{shell_command('resume', path)}`, or "
-    action = "choose another folder" if is_package else "start another run"
-    start = f"{path} already exists: {advice}{action} with `"
-    raise UsageError(start, Setting("out", str(other)), "`")
-
-
-def check_no_links(folder: Path) -> None:
-    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
-    folders = [str(folder)]
-    while folders:
-        # Ignore files that disappear during the check, because training may still be in progress.
-        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
-                    raise StorageError(
-                        f"{entry.path} is a link or a special file, which this folder must not "
-                        "contain (`cp -rL` copies the files that links point to)"
-                    )
+    return f"{advice}start another run"

@@ -13,11 +13,8 @@ from pathlib import Path
 from transformer_jax.data.token_table import TableTokenizer, TokenTable
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model, digest_files
 from transformer_jax.errors import StorageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import MAX_VOCABULARY_BYTES, JsonObject, read_limited
 
-# The size limit for each vocabulary file, in bytes. A larger file may be malicious, so it is
-# rejected without being read.
-MAX_TOKENIZER = 256 << 20
 MODELS = {"vocabulary": "tokenizer.model", "source_vocabulary": "tokenizer.source.model"}
 
 
@@ -48,21 +45,9 @@ def read_vocabulary(folder: Path, description: JsonObject) -> Vocabulary:
     return Vocabulary(tokenizers.get("source_vocabulary", target), target)
 
 
-def check_size(path: Path, max_bytes: int) -> None:
-    """Raise a StorageError if a file is larger than `max_bytes`."""
-    if path.stat().st_size > max_bytes:
-        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
-
-
-def read_limited(path: Path, max_bytes: int) -> bytes:
-    """Return a file's contents; raise a StorageError if it is larger than `max_bytes`."""
-    check_size(path, max_bytes)
-    return path.read_bytes()
-
-
 def _read_tokenizer(path: Path, digest: object) -> Tokenizer:
-    model, table_path = read_limited(path, MAX_TOKENIZER), path.with_suffix(".table.json")
-    table = read_limited(table_path, MAX_TOKENIZER) if table_path.exists() else b""
+    model, table_path = read_limited(path, MAX_VOCABULARY_BYTES), path.with_suffix(".table.json")
+    table = read_limited(table_path, MAX_VOCABULARY_BYTES) if table_path.exists() else b""
     if digest_files(model, table) != digest:
         raise StorageError(f"{path} is not the vocabulary that the run was created with")
     parsed = TokenTable.from_json(table, str(table_path)) if table else None

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.files import new_folder
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model import inspect
 from transformer_jax.model.encoder_decoder import Params
-from transformer_jax.runs.run_folder import new_folder
 from transformer_jax.sharing.expressible import check_ctranslate2
 from transformer_jax.sharing.marian_settings import write_tokenizers
 from transformer_jax.sharing.optional import import_optional

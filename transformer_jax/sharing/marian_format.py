@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.files import new_folder
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.runs.run_folder import new_folder
 from transformer_jax.sharing.expressible import check_exportable
 from transformer_jax.sharing.marian_parameters import to_marian
 from transformer_jax.sharing.marian_settings import (

@@ -18,13 +18,19 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_table import TableTokenizer
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
 from transformer_jax.errors import DataError, StorageError, UsageError, storage_errors
+from transformer_jax.files import (
+    MAX_JSON_BYTES,
+    MAX_VOCABULARY_BYTES,
+    JsonObject,
+    check_no_links,
+    check_size,
+    read_limited,
+)
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.json_types import JsonObject
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
-from transformer_jax.runs.run_folder import MAX_DESCRIPTION, RunFolder, check_no_links
-from transformer_jax.runs.tokenizer_files import MAX_TOKENIZER, check_size, read_limited
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sharing.marian_parameters import (
     BIAS,
     POSITIONS,
@@ -63,7 +69,7 @@ def read_marian(path: Path) -> Run:
     """
     with storage_errors(f"{path} cannot be read"):
         check_no_links(path)
-    settings = _read_json(path / "config.json", MAX_DESCRIPTION)
+    settings = _read_json(path / "config.json")
     if settings.get("model_type") != "marian":
         raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
     vocabulary = _read_vocabulary(path, settings)
@@ -102,7 +108,7 @@ def _read_longest_source(path: Path) -> float:
 
 
 def _read_vocabulary(path: Path, settings: JsonObject) -> Vocabulary:
-    models = [_read(path / f"{side}.spm", MAX_TOKENIZER) for side in ("source", "target")]
+    models = [_read(path / f"{side}.spm", MAX_VOCABULARY_BYTES) for side in ("source", "target")]
     tokenizer_settings = _read_optional_json(path / "tokenizer_config.json")
     is_separate = tokenizer_settings.get("separate_vocabs", False) is True
     is_shared = settings.get("share_encoder_decoder_embeddings", True) is True
@@ -156,7 +162,7 @@ def _make_tokenizer(
 
 def _read_token_list(path: Path) -> list[str]:
     """Return the tokens of a vocabulary in the order of their IDs."""
-    ids = _read_json(path, MAX_TOKENIZER)
+    ids = _read_json(path, MAX_VOCABULARY_BYTES)
     tokens: list[str | None] = [None] * len(ids)
     for token, number in ids.items():
         if type(number) is not int or not 0 <= number < len(ids):
@@ -230,10 +236,10 @@ def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
 
 def _read_optional_json(path: Path) -> JsonObject:
     """Return the content of a JSON file, or {} if the file does not exist."""
-    return _read_json(path, MAX_DESCRIPTION) if path.exists() else {}
+    return _read_json(path) if path.exists() else {}
 
 
-def _read_json(path: Path, max_bytes: int) -> JsonObject:
+def _read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonObject:
     try:
         data = json.loads(_read(path, max_bytes))
     except (ValueError, RecursionError) as error:

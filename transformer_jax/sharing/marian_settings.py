@@ -6,8 +6,8 @@ from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.token_table import TokenTable
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.json_types import JsonObject
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 # Layer normalization in Marian always uses this epsilon.

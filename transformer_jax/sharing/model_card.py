@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.json_types import read_json_object
+from transformer_jax.files import read_json_object
 from transformer_jax.runs.run_folder import Dtype
 
 CARD = """---

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, storage_errors
-from transformer_jax.json_types import read_json_object
+from transformer_jax.files import read_json_object
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.slots import Slot

@@ -21,8 +21,7 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
-from transformer_jax.json_types import INVALID_JSON
-from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.files import INVALID_JSON, write_json
 
 # Format 2 uses the config field names introduced on 2026-11-22.
 FORMAT = 2

@@ -16,8 +16,7 @@ from typing import Literal
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import storage_errors
-from transformer_jax.json_types import JsonObject, read_json_object
-from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.files import JsonObject, read_json_object, write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 

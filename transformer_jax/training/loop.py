@@ -13,7 +13,7 @@ from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
 from transformer_jax.errors import DivergedError, RunInterrupted, Setting, memory_errors
-from transformer_jax.runs.atomic_files import write_json
+from transformer_jax.files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_folder import RunFolder

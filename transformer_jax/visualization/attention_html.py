@@ -13,7 +13,7 @@ from importlib import resources
 
 import numpy as np
 
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 from transformer_jax.visualization.attention_maps import AttentionMap, AttentionMaps, select
 from transformer_jax.visualization.attention_views import Selection
 from transformer_jax.visualization.text import printable

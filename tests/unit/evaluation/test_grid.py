@@ -16,8 +16,8 @@ from transformer_jax.errors import StorageError
 from transformer_jax.evaluation.evaluate import evaluate
 from transformer_jax.evaluation.evaluation_files import find_result, folder_name
 from transformer_jax.evaluation.grid import Grid, _select_averages, evaluate_grid
+from transformer_jax.files import MAX_JSON_BYTES, JsonObject
 from transformer_jax.inference.trained_run import load, load_averages
-from transformer_jax.json_types import MAX_JSON_BYTES, JsonObject
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
 

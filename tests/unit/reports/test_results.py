@@ -18,7 +18,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 from transformer_jax.reports.adhoc import collect_runs, read_adhoc_status
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.results import Results, _collect_scores, collect_results

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transformer_jax.files import MAX_JSON_BYTES
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checksums import CorruptionError
 
@@ -75,7 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "list emptied": (lambda f: (f / checksums.NAME).write_bytes(b""), "a is not listed"),
     "list truncated": (lambda f: os.truncate(f / checksums.NAME, 100), "SHA256SUMS differs"),
     "a huge list": (
-        lambda f: os.truncate(f / checksums.NAME, checksums.MAX_BYTES + 1),
+        lambda f: os.truncate(f / checksums.NAME, MAX_JSON_BYTES + 1),
         "SHA256SUMS is too long",
     ),
 }

@@ -7,7 +7,7 @@ import yaml
 from small import NUMBER_WORDS, SMALL
 
 from transformer_jax.config import Config, DataConfig
-from transformer_jax.json_types import MAX_JSON_BYTES
+from transformer_jax.files import MAX_JSON_BYTES
 from transformer_jax.sharing.model_card import find_languages, find_scores, write_card
 
 SCORES = {

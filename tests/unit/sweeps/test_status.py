@@ -14,7 +14,7 @@ from finished_runs import make_finished_sweep, set_status
 from small import SMALL
 
 from transformer_jax.config import Row
-from transformer_jax.json_types import JsonObject
+from transformer_jax.files import JsonObject
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.sweeps import status as status_module
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep

@@ -1,0 +1,124 @@
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import (
+    MAX_JSON_BYTES,
+    exclusive,
+    new_folder,
+    read_json_object,
+    read_limited,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+
+def test_a_full_disk_leaves_the_old_content_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_json(path, {"größe": 1})
+    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_text(path, "new")
+    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(4) as writers:
+        # Calling `list` raises the first exception that occurs in a writer.
+        list(writers.map(lambda number: write_json(path, [number] * 100), range(100)))
+    [number] = set(json.loads(path.read_text("utf-8")))
+    assert number in range(100)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_contents_and_then_the_name_are_synced_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    write_text(tmp_path / "file", "new")
+    assert synced == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_a_file_that_does_not_need_to_be_durable_is_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fsync")
+    write_bytes(tmp_path / "file", b"new", durable=False)
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_file_at_the_limit_is_read_and_a_longer_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (1 << 20))
+    assert len(read_limited(path, 1 << 20)) == 1 << 20
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(StorageError, match="more than 1 MiB"):
+        read_limited(path, 1 << 20)
+
+
+def test_a_json_file_that_cannot_be_used_is_an_empty_object(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    assert read_json_object(path) == {}
+    for content in (b"[1]", b"{", b"\xff", b"[" * 100_000, b" " * MAX_JSON_BYTES + b"{}"):
+        path.write_bytes(content)
+        assert read_json_object(path) == {}
+    path.write_bytes(b'{"a": 1}')
+    assert read_json_object(path) == {"a": 1}
+
+
+def test_reading_a_pipe_fails_instead_of_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="is not a regular file"):
+        read_limited(tmp_path / "pipe")
+    assert read_json_object(tmp_path / "pipe") == {}
+
+
+def test_only_one_holder_at_a_time_has_a_lock(tmp_path: Path) -> None:
+    events: SimpleQueue[str] = SimpleQueue()
+
+    def hold_second() -> None:
+        with exclusive(tmp_path / "lock", lambda: events.put("waiting")):
+            events.put("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive(tmp_path / "lock", lambda: events.put("never")):
+            second = pool.submit(hold_second)
+            assert events.get(timeout=60) == "waiting"
+            events.put("first")
+        second.result(timeout=60)
+    assert [events.get_nowait() for _ in range(events.qsize())] == ["first", "second"]
+
+
+def test_a_new_folder_appears_only_once_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "folder"
+    with pytest.raises(ZeroDivisionError), new_folder(path) as private:
+        assert (private / "file").write_text("1") / 0
+    assert list(path.parent.iterdir()) == []
+    with new_folder(path) as private:
+        (private / "file").write_text("1")
+        assert not path.exists()
+    assert [x.name for x in path.parent.rglob("*")] == ["folder", "file"]
+
+
+def test_a_folder_that_another_process_creates_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    with pytest.raises(UsageError, match="already exists: choose another"), new_folder(path):
+        write_json(path / "file", "other")
+    assert (path / "file").read_text() == '"other"\n'

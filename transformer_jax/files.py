@@ -1,0 +1,200 @@
+"""Files and folders: atomic writes, locks, limited reads, JSON, and new folders.
+
+Another person's folder may be malicious, so the functions that read files limit the number of bytes
+and reject special files.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object that this package reads or writes, such as a config or an evaluation."""
+
+INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
+"""The exceptions that parsing JSON and converting its values can raise, except for KeyError."""
+
+# Size limits in bytes, so that oversized malicious files are rejected before they are read.
+# `MAX_JSON_BYTES` also applies to checksum files. `MAX_METRICS_BYTES` is enough for the metrics of
+# 800,000 steps.
+MAX_JSON_BYTES = 16 << 20
+MAX_METRICS_BYTES = 64 << 20
+MAX_VOCABULARY_BYTES = 256 << 20
+
+
+def write_json(path: Path, content: object) -> None:
+    """Atomically and durably replace a file's contents with JSON; see `write_bytes`."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically and durably replace a file's contents with UTF-8 text; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file's contents atomically: a reader sees the old or the new contents, never a mix.
+
+    On failure, the old contents remain. If `durable` is true, the new contents also survive a power
+    failure.
+    """
+    # Several processes or threads may write the same file, so each uses its own temporary file.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        if durable:
+            sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's contents or a folder's entries are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def try_lock(file: IO[str], *, shared: bool = False) -> bool:
+    """Try to lock an open file, and return whether this process now holds the lock.
+
+    The operating system releases the lock when the file is closed or the process ends.
+    """
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def unlock(file: IO[str]) -> None:
+    """Release the lock of an open file."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file, so that only one process at a time runs the body of the `with` statement.
+
+    If another process holds the lock, call `on_wait`, and wait.
+    """
+    with path.open("w") as file:
+        if not try_lock(file):
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def check_size(path: Path, max_bytes: int) -> None:
+    """Raise a StorageError if a path is not a regular file of at most `max_bytes` bytes."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"{path} is not a regular file")
+    if status.st_size > max_bytes:
+        raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
+
+
+def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return a file's contents; raise the StorageErrors of `check_size`."""
+    check_size(path, max_bytes)
+    return path.read_bytes()
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """Return the object in a JSON file, or {} if the file is missing, too large, or invalid."""
+    with contextlib.suppress(OSError, StorageError, *INVALID_JSON):
+        content = json.loads(read_limited(path))
+        if isinstance(content, dict):
+            return content
+    return {}
+
+
+def check_no_links(folder: Path) -> None:
+    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
+    folders = [str(folder)]
+    while folders:
+        # Ignore files that disappear during the check, because training may still be in progress.
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                    raise StorageError(
+                        f"{entry.path} is a link or a special file, which this folder must not "
+                        "contain (`cp -rL` copies the files that links point to)"
+                    )
+
+
+def _advise_to_choose(_path: Path) -> str:
+    return "choose another folder"
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> Iterator[Path]:
+    """Yield a private folder, and rename it to `path` once it is complete.
+
+    If the body of the `with` statement raises an error, the folder is deleted.
+
+    Raises:
+        UsageError: see `check_available`.
+        StorageError: the folder cannot be written.
+    """
+    check_available(path, advise)
+    with storage_errors(f"{path} could not be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+        ) as private:
+            # A temporary folder is private, but its subfolder has ordinary permissions.
+            folder = Path(private) / "new"
+            folder.mkdir()
+            yield folder
+            try:
+                folder.rename(path)
+            except OSError:
+                # Another process may have created the folder in the meantime.
+                check_available(path, advise)
+                raise
+
+
+def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> None:
+    """Check that a folder can be created. An existing path is left unchanged.
+
+    Raises:
+        UsageError: the path is not UTF-8, or it exists and is not an empty folder. The message
+            contains the result of `advise(path)`, which says what to do, and suggests a new path.
+        StorageError: the parent folder is not writable, or the path cannot be read.
+    """
+    try:
+        # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {path} is not UTF-8: choose another one") from error
+    with storage_errors(f"{path} cannot be read"):
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            parent = next(parent for parent in path.absolute().parents if parent.exists())
+            if not (parent.is_dir() and os.access(parent, os.W_OK)):
+                raise StorageError(f"{path} cannot be created: {parent} is not writable")
+            return
+    # Resolve paths such as "." and "..", because they have no name to append a number to.
+    base = path if path.name not in ("", "..") else path.resolve()
+    others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
+    other = next(other for other in others if not other.exists())
+    raise UsageError(
+        f"{path} already exists: {advise(path)} with `", Setting("out", str(other)), "`"
+    )
