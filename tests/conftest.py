@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from forks import Forks, open_forks
 from jaxtyping import install_import_hook
 
 # Set these environment variables before importing the package. All tests use one cache, which is
@@ -39,15 +38,19 @@ os.environ.setdefault(
 MAX_MEMORY_MAPS = 30_000
 
 SUBPACKAGES = (
-    "architectures",
+    "baselines",
     "model",
     "training",
     "inference",
-    "interop",
+    "evaluation",
+    "sharing",
     "distributed",
     "visualization",
 )
 install_import_hook([f"transformer_jax.{name}" for name in SUBPACKAGES], "shape_checks.check")
+
+# These helpers import the package, so import them after the hook is installed.
+from processes import Forks, open_forks  # noqa: E402
 
 
 @pytest.hookimpl(optionalhook=True)

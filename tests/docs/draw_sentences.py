@@ -11,8 +11,8 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from prose import passages
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from pages import passages
 
 MIN_WORDS = 4
 

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from forks import Forks
-from once import make_once
 from pages import GUIDES, ROOT, Command, commands, name
+from processes import Forks, make_once
 
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.splits import SPLITS

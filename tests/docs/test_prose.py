@@ -4,7 +4,7 @@ import functools
 import re
 
 import pytest
-from prose import CODE, passages
+from pages import CODE, passages
 
 BANNED = {
     "report, raise, or print": r"\b(tell|tells|telling|told)\b",

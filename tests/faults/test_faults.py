@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import Forks
-from shared_steps import share_compiled_steps
-from small import SMALL, metrics_of
-from training_runs import assert_same, state_of, train
+from example_configs import SMALL, metrics_of
+from processes import Forks
+from training_runs import assert_same, share_compiled_steps, state_of, train
 from zygote import MOMENTS
 
 import transformer_jax
@@ -22,7 +21,6 @@ from transformer_jax.cli import main
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_folder import RunFolder
 
-TESTS = Path(__file__).parents[1]
 # The run exercises dropout, gradient accumulation, the learning-rate peak, and epoch boundaries.
 CONFIG = SMALL.change(
     train={

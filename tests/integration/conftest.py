@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from once import make_once
-from shared_steps import share_compiled_steps
-from small import SMALL
-from training_runs import PRIVATE, train
+from example_configs import SMALL
+from processes import make_once
+from training_runs import PRIVATE, share_compiled_steps, train
 
 from transformer_jax.config import Config
 

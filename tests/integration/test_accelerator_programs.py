@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run_clean_python
+from processes import run_clean_python
 
 from transformer_jax.compilation.targets import parse_target
 from transformer_jax.compilation.topologies import check_installed
@@ -25,7 +25,7 @@ def compile_steps(target: str, *cases: str) -> dict[str, Any]:
         check_installed(parse_target(target))
     except UsageError as error:
         pytest.skip(str(error))
-    done = run_clean_python(ROOT, "-m", "tests.compiled_programs", target, *cases)
+    done = run_clean_python(ROOT, "-m", "tests.support.compiled_programs", target, *cases)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

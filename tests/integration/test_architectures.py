@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small import with_architecture
+from example_configs import with_architecture
 from training_runs import assert_same, resume, state_of, train
 
 import transformer_jax

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from attention_data import HOSTILE, make_maps
+from pictures import HOSTILE, make_maps
 
 from transformer_jax.visualization.attention_html import render_page
 from transformer_jax.visualization.attention_maps import AttentionMaps, printable

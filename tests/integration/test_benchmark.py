@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import NUMBER_WORDS, SMALL
-from untrained import write_untrained_run
+from example_configs import NUMBER_WORDS, SMALL
+from run_files import write_untrained_run
 
 from experiments.benchmark import adapter, benchmarks, tasks
 from experiments.benchmark import gpu as on_gpu
@@ -303,7 +303,7 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
 def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Reuse the training steps that other tests have compiled; see `shared_steps.py`.
+    # Reuse the training steps that other tests have compiled; see `training_runs.py`.
     monkeypatch.setattr(adapter, "TrainStep", loop.TrainStep)
     batches = prepare(SMALL.data).batches(SMALL.data, SMALL.train.seed)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
@@ -325,8 +325,8 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
 def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    (tmp_path / "mine.py").write_text("from small import NUMBER_WORDS, SMALL as CONFIG\n")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
+    (tmp_path / "mine.py").write_text("from example_configs import NUMBER_WORDS, SMALL as CONFIG\n")
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
     printed = capsys.readouterr().out

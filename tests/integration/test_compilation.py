@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_configs import SMALL
 from jax.experimental.compilation_cache import compilation_cache
-from shared_steps import UNRELATED
-from small import SMALL
-from training_runs import QUIET, resume, train
+from training_runs import QUIET, UNRELATED, resume, train
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.training import loop

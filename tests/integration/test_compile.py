@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run_clean_python
+from processes import run_clean_python
 
 from transformer_jax.compilation.targets import GIB, TPUS, parse_target
 

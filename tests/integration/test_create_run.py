@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import SMALL
+from example_configs import SMALL
+from run_files import write_untrained_run
 from training_runs import QUIET, assert_same, resume, state_of, train
-from untrained import write_untrained_run
 
 import transformer_jax
 from transformer_jax.config import Config, ModelConfig

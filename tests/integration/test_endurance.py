@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import SMALL, metrics_of
+from example_configs import SMALL, metrics_of
 from training_runs import assert_same, resume, state_of, train
 
 import transformer_jax
@@ -21,7 +21,7 @@ from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import metric_writer
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 from rich.console import Console
-from small import SMALL
+from example_configs import SMALL
 import transformer_jax
 from transformer_jax.distributed import heartbeat
 from transformer_jax.training.create_run import create_run
@@ -196,7 +196,7 @@ def test_a_long_run_uses_no_more_memory_and_compiles_each_shape_once(tmp_path: P
     arguments = [str(tmp_path / "run"), str(steps), str(num_translations)]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=TESTS,
+        cwd=SUPPORT,
         env=dict(os.environ),
         capture_output=True,
         text=True,

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from corpora import write_treebank
 from rich.console import Console
-from treebank import write_treebank
 
 from transformer_jax.config.loading import load_config
 from transformer_jax.evaluation.evaluate import evaluate

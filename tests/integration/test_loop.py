@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finished_runs import collect, make_finished_sweep
+from example_configs import SMALL, metrics_of
 from rich.console import Console
-from small import SMALL, metrics_of
+from run_files import collect, make_finished_sweep
 from training_runs import QUIET, assert_same, resume, scores_of, signal_at_step, state_of, train
 
 from transformer_jax.cli import main

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forks import Forks
-from small import metrics_of
+from example_configs import metrics_of
+from processes import Forks
 from training_runs import assert_same
 
 import transformer_jax
 from transformer_jax.model.encoder_decoder import Params
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 STEPS, CHECKPOINT = 24, 12
 # With FSDP, each of the two processes has only some of the parameters, so neither process can save
 # or score the model alone.
 CONFIG = f"""
-from small import SMALL
+from example_configs import SMALL
 train = {{"steps": {STEPS}, "checkpoint_every": {CHECKPOINT}, "log_every": 1, "bleu_every": 9}}
 CONFIG = SMALL.change(train=train | {{"parallelism": "fsdp"}})
 """
@@ -42,7 +42,7 @@ def start(folder: Path, *command: str, code: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", *command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{SUPPORT.parents[1]}:{SUPPORT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -324,7 +324,7 @@ def test_srun_on_two_nodes_trains_as_one_process_with_two_devices(
     done = subprocess.run(
         [*command, "--out", "run"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{SUPPORT.parents[1]}:{SUPPORT}"},
         capture_output=True,
         text=True,
     )

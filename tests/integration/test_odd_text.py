@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small import read_pairs
+from example_configs import read_pairs
 
 from transformer_jax.cli import main
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jaxtyping import Array
-from oracles import SMALL
+from oracles import SMALL_MODEL
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.model.build import build_transformer
@@ -58,7 +58,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         for name in ("torch", "transformers")
     )
     config = replace(
-        SMALL, attention_bias=True, layer_norm_epsilon=LAYER_NORM_EPSILON, dtype=request.param
+        SMALL_MODEL, attention_bias=True, layer_norm_epsilon=LAYER_NORM_EPSILON, dtype=request.param
     )
     with jax.enable_x64(config.dtype == "float64"):
         model = build_transformer(config, VOCABULARY)

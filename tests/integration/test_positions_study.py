@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import sacrebleu
+from example_configs import NUMBER_WORDS, SMALL
 from scipy import stats
-from small import NUMBER_WORDS, SMALL
 
 from experiments.positions.__main__ import main
 from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv, to_markdown

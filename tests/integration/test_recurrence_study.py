@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from experiments.recurrence import describe, draw_figure, main, read_rows, to_markdown
 from transformer_jax.config import DecodeConfig, Row

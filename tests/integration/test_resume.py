@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_configs import SMALL
 from rich.console import Console
-from small import SMALL
 from training_runs import resume
 
 import transformer_jax

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from experiments.search_comparison import compare_searches
 from transformer_jax.inference.trained_run import load

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from example_configs import SMALL
 from opus_mt import SOURCES, write_opus_mt
-from small import SMALL
 from training_runs import train
 
 from experiments.search_comparison import compare_searches

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 import transformer_jax
 from transformer_jax.data.batches import Batch, Bucket
@@ -23,7 +23,7 @@ from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import TrainState, TrainStep, init_state
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def run_program(*arguments: str, **environment: str) -> Any:
@@ -33,7 +33,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
         check=True,
         capture_output=True,
         text=True,
-        cwd=TESTS,
+        cwd=SUPPORT,
         env={**os.environ, **environment},
     )
     return json.loads(done.stdout.splitlines()[-1])
@@ -232,7 +232,7 @@ from pathlib import Path
 import jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from rich.console import Console
-from small import SMALL, metrics_of
+from example_configs import SMALL, metrics_of
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.distributed import heartbeat
 from transformer_jax.training.loop import run_training

@@ -15,8 +15,8 @@ import pytest
 # Importing submitit creates a logging handler that keeps a reference to the current standard error
 # stream, so import it before pytest replaces standard error for a test.
 import submitit  # noqa: F401
-from finished_runs import set_status
-from small import SMALL
+from example_configs import SMALL
+from run_files import set_status
 
 from transformer_jax.cli import main
 from transformer_jax.config import Row
@@ -25,7 +25,7 @@ from transformer_jax.sweeps import launch, slurm
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 # The simulated `sbatch` copies each submitted script, and the simulated `squeue` prints the
 # contents of the `queue` file.
 SBATCH = """#!/bin/sh
@@ -39,7 +39,7 @@ if [ -e {folder}/silent ]; then echo "slurm_load_jobs error: no controller" >&2;
 cat {folder}/queue
 """
 CONFIG = """
-    from small import SMALL
+    from example_configs import SMALL
     SWEEP = {"base": SMALL, "B": SMALL.change(model={"d_ff": 48})}
 """
 
@@ -358,7 +358,7 @@ FAULTS = """
         heartbeat.beat = fail
 """
 CLUSTER_CONFIG = """
-    from small import SMALL
+    from example_configs import SMALL
     BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12})
     SWEEP = {"base": BASE, "B": BASE.change(model={"d_ff": 48})}
 """
@@ -373,7 +373,7 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [sys.executable, "-m", "transformer_jax", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{SUPPORT.parents[1]}:{SUPPORT}"},
         capture_output=True,
         text=True,
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command_line import mistake, run_python
+from example_configs import SMALL, metrics_of
+from processes import mistake, run_python
 from rich.console import Console
-from small import SMALL, metrics_of
 
 import transformer_jax
 from transformer_jax.cli import main
@@ -379,11 +379,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    tests = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-m", "transformer_jax", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         check=False,
@@ -410,7 +410,7 @@ def test_a_lost_run_resumes_to_the_same_bits(
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(f"""
             import os
-            from small import SMALL
+            from example_configs import SMALL
             from transformer_jax.distributed import heartbeat
             CONFIG = SMALL.change(train={{"steps": 120, "checkpoint_every": 40}})
             beat = heartbeat.beat

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small import metrics_of, read_pairs
+from example_configs import metrics_of, read_pairs
 
 from transformer_jax import commands
 from transformer_jax.cli import main
@@ -23,7 +23,7 @@ from transformer_jax.sweeps.estimates import remaining_runs
 from transformer_jax.sweeps.plan import Sweep, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 # If this `sitecustomize.py` is on the Python path, some trainers fail, each in a different way.
 FAULTS = """
     import os, signal, sys, time
@@ -55,7 +55,7 @@ FAULTS = """
     heartbeat.beat, heartbeat.busy = fail, count_phase
 """
 CONFIG = """
-    from small import SMALL
+    from example_configs import SMALL
     BASE = SMALL.change(train={"steps": 24, "checkpoint_every": 12})
     SWEEP = {
         "base": BASE,
@@ -72,7 +72,7 @@ def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "transformer_jax", "sweep", "mine.py", *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{SUPPORT.parents[1]}:{SUPPORT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -106,7 +106,9 @@ def test_a_sweep_trains_scores_and_reports_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Without a test set, the run is scored on one split. The next test scores runs on two splits.
-    config = "from small import SMALL\nSWEEP = {'base': SMALL.change(data={'test': None})}\n"
+    config = (
+        "from example_configs import SMALL\nSWEEP = {'base': SMALL.change(data={'test': None})}\n"
+    )
     (tmp_path / "mine.py").write_text(config)
     monkeypatch.chdir(tmp_path)
     # The text is short, so all batches have the same shape, and scoring is fast.
@@ -206,7 +208,7 @@ def test_options_of_rows_apply_before_options_of_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = """
-        from small import SMALL
+        from example_configs import SMALL
         CONFIG = SMALL.change(data={"num_pairs": 150}, train={"steps": 9, "log_every": 3})
     """
     (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
@@ -232,7 +234,9 @@ def test_options_of_rows_apply_before_options_of_fields(
 def test_two_sweeps_of_one_config_file_have_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
+    (tmp_path / "mine.py").write_text(
+        "from example_configs import SMALL\nSWEEP = {'base': SMALL}\n"
+    )
     monkeypatch.chdir(tmp_path)
     # Store the plan instead of training any models.
     monkeypatch.setattr(commands.sweeps.Sweep, "_launch", lambda _, sweep: sweep.store())
@@ -276,7 +280,9 @@ def test_a_mistake_is_reported_in_one_line_and_creates_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
-    (tmp_path / "other.py").write_text("from small import SMALL\nSWEEP = {'base': SMALL}\n")
+    (tmp_path / "other.py").write_text(
+        "from example_configs import SMALL\nSWEEP = {'base': SMALL}\n"
+    )
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *arguments]) == 2
     err = capsys.readouterr().err
@@ -325,7 +331,7 @@ def test_a_dry_run_counts_only_the_training_that_is_left(
 @pytest.fixture
 def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change to a temporary working directory that contains the config file mine.py."""
-    (tmp_path / "mine.py").write_text("from small import SMALL as CONFIG\n")
+    (tmp_path / "mine.py").write_text("from example_configs import SMALL as CONFIG\n")
     monkeypatch.chdir(tmp_path)
 
 

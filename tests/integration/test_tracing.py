@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from example_configs import SMALL, metrics_of
 from rich.console import Console
-from small import SMALL, metrics_of
 from training_runs import QUIET, assert_same, resume, state_of, train
 
 from transformer_jax.errors import StorageError

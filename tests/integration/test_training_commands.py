@@ -12,9 +12,9 @@ from shutil import copytree, rmtree
 
 import jax
 import pytest
-from small import FILES, SMALL
+from corpora import write_treebank
+from example_configs import FILES, SMALL
 from training_runs import QUIET, assert_same, state_of
-from treebank import write_treebank
 
 from transformer_jax.cli import main
 from transformer_jax.data.splits import SPLITS
@@ -25,15 +25,15 @@ from transformer_jax.runs.versions import installed_versions, source_commit
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(TESTS))
-    Path("mine.py").write_text("from small import SMALL as CONFIG\n")
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
     # The run has fewer scheduled checkpoints than `decode.average_checkpoints`, and no test set.
     short = ["--train.steps", "2", "--decode.average_checkpoints", "3", "--decode.beam-size", "1"]
     folder = write_treebank(tmp_path / "trees", test=0)
@@ -156,13 +156,13 @@ def test_a_run_that_reads_its_text_more_than_100_times_begins_with_a_warning(
 @pytest.mark.exhaustive
 def test_a_signal_saves_and_exits_with_75(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(
-        "from small import SMALL\nCONFIG = SMALL.change(train={'steps': 100000})\n"
+        "from example_configs import SMALL\nCONFIG = SMALL.change(train={'steps': 100000})\n"
     )
     command = [sys.executable, "-m", "transformer_jax", "train", "long.py", "--out", "run"]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        env={**os.environ, "PYTHONPATH": f"{SUPPORT.parents[1]}:{SUPPORT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import FOLDER
+from example_configs import FOLDER
 from training_runs import PRIVATE, QUIET
 
 import transformer_jax

@@ -3,7 +3,7 @@
 Each model has one encoder layer and one decoder layer. `test_accelerator_programs` runs this
 program:
 
-    python -m tests.compiled_programs TARGET PARALLELISM:ROWS ...
+    python -m tests.support.compiled_programs TARGET PARALLELISM:ROWS ...
 """
 
 import json

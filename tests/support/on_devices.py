@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from small import SMALL, with_architecture
+from example_configs import SMALL, with_architecture
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config

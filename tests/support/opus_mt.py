@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
-from small import read_pairs
+from example_configs import read_pairs
 
 PAIRS = read_pairs("train")
 SOURCES = [source for source, _ in PAIRS]

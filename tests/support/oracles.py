@@ -23,7 +23,7 @@ from transformer_jax.config import ModelConfig
 Floats = NDArray[np.float64]
 Params = Mapping[str, Any]
 
-SMALL = ModelConfig(
+SMALL_MODEL = ModelConfig(
     num_layers=2, d_model=16, d_ff=32, num_heads=2, d_k=8, d_v=8, dropout=0.5, max_length=32
 )
 """A small model with a dropout rate high enough to have a measurable effect."""

@@ -1,8 +1,16 @@
-"""The repository's Markdown pages and the commands in them."""
+"""The repository's Markdown pages, the commands in them, and all prose.
 
+The prose also includes docstrings, comments, and messages.
+"""
+
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 # These pages contain the commands that readers run.
@@ -69,3 +77,123 @@ def commands(page: Path) -> list[Command]:
             file = FILE.match(body)
             found.append(Command(body, "5 s", "python", file and file[1]))
     return found
+
+
+FOLDERS = ("transformer_jax", "configs", "experiments", "notebooks", "tests", "docs")
+# The log is a historical record, test_prose.py contains the banned words, and the tables under
+# experiments/results/ are generated.
+SKIPPED = {
+    ROOT / "experiments/LOG.md",
+    ROOT / "tests/docs/test_prose.py",
+    *set((ROOT / "experiments/results").glob("*/*.md")),
+}
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
+# Each list item, table row, heading, and entry under `Args:` begins a new passage.
+ITEM = re.compile(r"\s*(?:[-*|]|\d+\.|#+) ")
+ITEM_OR_ENTRY = re.compile(rf"{ITEM.pattern}|\s*\w+:(?: |$)")
+CODE = re.compile(r"`+[^`]*`+")
+
+
+class Passage(NamedTuple):
+    """A paragraph or a list item in a file."""
+
+    path: Path
+    line: int
+    text: str
+    is_message: bool = False
+    """Whether the passage is a string other than a docstring, such as an error message."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def sentences(self) -> list[str]:
+        text = re.sub(r"^[-*] |^\d+\. ", "", re.sub(r"\s+", " ", self.text).strip())
+        return SENTENCE_END.split(text)
+
+
+def passages() -> Iterator[Passage]:
+    """Yield the prose of all Python files, and then of all Markdown files."""
+    for folder in FOLDERS:
+        for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
+            if path not in SKIPPED:
+                yield from _strings(path)
+                yield from _comments(path)
+    for path in PAGES:
+        if path not in SKIPPED:
+            yield from _paragraphs(path)
+
+
+def _strings(path: Path) -> Iterator[Passage]:
+    tree = ast.parse(path.read_text("utf-8"))
+    docstrings = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_docstring = id(node) in docstrings
+            if is_docstring or " " in node.value.strip():
+                for offset, text in _split_paragraphs(node.value, ITEM_OR_ENTRY):
+                    if not (is_docstring and _is_literal_block(node, offset)):
+                        yield Passage(path, node.lineno + offset, text, not is_docstring)
+
+
+def _is_literal_block(docstring: ast.Constant, offset: int) -> bool:
+    """Return whether a paragraph is a code block, which is indented and follows a blank line."""
+    lines = str(docstring.value).splitlines()
+    indent = len(lines[offset]) - len(lines[offset].lstrip())
+    return offset > 0 and not lines[offset - 1].strip() and indent > docstring.col_offset
+
+
+def _comments(path: Path) -> Iterator[Passage]:
+    """Yield each comment. Consecutive comment lines form a single comment.
+
+    The text of a notebook is also stored in comments. An empty comment ends a paragraph, and each
+    list item is a separate passage.
+    """
+    block: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        if token.type != tokenize.COMMENT or re.match(
+            r"#$|# (type|noqa|fmt|pyrefly|sketch|%%)", token[1]
+        ):
+            continue
+        is_item = ITEM.match(token.string.removeprefix("# "))
+        if block and (token.start[0] != block[-1].start[0] + 1 or is_item):
+            yield _joined(path, block)
+            block.clear()
+        block.append(token)
+    if block:
+        yield _joined(path, block)
+
+
+def _joined(path: Path, comments: list[tokenize.TokenInfo]) -> Passage:
+    text = " ".join(comment.string.removeprefix("#").strip() for comment in comments)
+    return Passage(path, comments[0].start[0], text)
+
+
+def _paragraphs(path: Path) -> Iterator[Passage]:
+    """Yield the paragraphs, headings, list items, and table rows of a page, but no code blocks."""
+    text = re.sub(
+        r"^```.*?^```$",
+        lambda fence: "\n" * fence[0].count("\n"),
+        path.read_text("utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    for offset, paragraph in _split_paragraphs(text, ITEM):
+        yield Passage(path, 1 + offset, paragraph)
+
+
+def _split_paragraphs(text: str, item: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph or item with the number of lines before it."""
+    block: list[str] = []
+    start = 0
+    for number, line in enumerate([*text.splitlines(), ""]):
+        if block and (not line.strip() or item.match(line)):
+            yield start, "\n".join(block)
+            block.clear()
+        if line.strip():
+            start = start if block else number
+            block.append(line)

@@ -1,6 +1,13 @@
-"""Helpers for tests that train small models and compare the results bit for bit."""
+"""Train small models, share their compiled steps, and compare the results bit for bit.
 
+A small run spends most of its time tracing and loading the training step. Runs whose configs differ
+only in `UNRELATED` fields train with the same step, so in tests, they share its compiled programs.
+"""
+
+import dataclasses
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +17,18 @@ import pytest
 from rich.console import Console
 
 from transformer_jax.baselines.build import build_model
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TrainConfig
+from transformer_jax.data.batches import Batch
 from transformer_jax.distributed import heartbeat
+from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training import loop
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
-from transformer_jax.training.step import init_state
+from transformer_jax.training.sharding import DataParallel, PmapDataParallel
+from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 QUIET = Console(quiet=True)
 # Environment variables contain this secret while the tests produce their shared runs.
@@ -73,3 +84,52 @@ def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
             signal.raise_signal(number)
 
     patch.setattr(heartbeat, "beat", beat_and_signal)
+
+
+# A training step does not depend on these fields, as `test_compilation` verifies.
+UNRELATED: dict[str, Any] = {
+    "steps": 8,
+    "seed": 0,
+    "log_every": 2,
+    "checkpoint_every": 4,
+    "checkpoint_unit": "step",
+    "bleu_every": 1,
+    "patience": None,
+    "keep_checkpoints": 1,
+    "max_minutes_between_checkpoints": 10.0,
+    "profile": 0,
+}
+Compile = Callable[[Any, TrainStep, TrainState, Batch], jax.stages.Compiled]
+
+
+class SharedStep(TrainStep):
+    """A step whose programs several runs share. A plain `TrainStep` is compiled for each run."""
+
+
+@contextmanager
+def share_compiled_steps() -> Iterator[None]:
+    """Let the runs in this process reuse each other's compiled steps until the context exits."""
+    programs: dict[object, jax.stages.Compiled] = {}
+
+    def make_shared_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
+        return SharedStep(model, dataclasses.replace(config, **UNRELATED))
+
+    def share(compile_step: Compile) -> Compile:
+        def compile_once(
+            sharding: DataParallel, step: TrainStep, state: TrainState, batch: Batch
+        ) -> jax.stages.Compiled:
+            if not isinstance(step, SharedStep):
+                return compile_step(sharding, step, state, batch)
+            shapes = tuple(tokens.shape for tokens in batch)
+            key = type(sharding), tuple(sharding.devices), step, shapes
+            if key not in programs:
+                programs[key] = compile_step(sharding, step, state, batch)
+            return programs[key]
+
+        return compile_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "TrainStep", make_shared_step)
+        for kind in (DataParallel, PmapDataParallel):
+            patch.setattr(kind, "compile", share(kind.compile))
+        yield

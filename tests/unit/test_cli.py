@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import counts, mistake, run_python
+from processes import counts, mistake, run_python
 
 import transformer_jax
 from transformer_jax.cli import main

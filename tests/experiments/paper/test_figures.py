@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from oracles import SMALL
+from oracles import SMALL_MODEL
 
 from experiments.paper.figures import (
     describe_architecture,
@@ -13,7 +13,7 @@ from experiments.paper.figures import (
 
 
 def test_figure_1_has_the_sub_layers_of_the_paper() -> None:
-    encoder, decoder = describe_architecture(SMALL)
+    encoder, decoder = describe_architecture(SMALL_MODEL)
     attention, feed_forward = "Multi-Head Attention", "Feed Forward"
     assert encoder.boxes[2:] == [attention, "Add & Norm", feed_forward, "Add & Norm"]
     assert decoder.boxes[2:-2] == [
@@ -29,12 +29,12 @@ def test_figure_1_has_the_sub_layers_of_the_paper() -> None:
 
 
 def test_figure_1_shows_the_depth_of_each_stack() -> None:
-    columns = describe_architecture(replace(SMALL, num_decoder_layers=1))
+    columns = describe_architecture(replace(SMALL_MODEL, num_decoder_layers=1))
     assert [column.times for column in columns] == ["2 x", "1 x"]
 
 
 def test_figure_1_shows_another_program_if_the_config_has_one() -> None:
-    encoder, _ = describe_architecture(replace(SMALL, layer_norm="pre", dropout=0.0))
+    encoder, _ = describe_architecture(replace(SMALL_MODEL, layer_norm="pre", dropout=0.0))
     assert encoder.boxes[2] == "Add & Norm"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import floats
-from recorded_runs import REPORTS, SCORES, copy_run, write_recorded_run, write_scores
+from run_files import REPORTS, SCORES, copy_run, write_recorded_run, write_scores
 
 import transformer_jax
 from transformer_jax.analysis.comparison import Comparison

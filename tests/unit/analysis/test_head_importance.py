@@ -6,8 +6,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from transformer_jax import load
 from transformer_jax.analysis.head_importance import Head, HeadImportance, head_importance

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from transformer_jax import load, plot_positions
 from transformer_jax.analysis.plots import loss_by_length, loss_by_position

@@ -1,8 +1,8 @@
 """Test the learning-rate figure."""
 
 import pytest
+from example_configs import SMALL
 from oracles import floats
-from small import SMALL
 
 import transformer_jax
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import read_pairs
+from example_configs import read_pairs
 
 from transformer_jax.analysis.significance import compare, save_comparison
 from transformer_jax.errors import DataError

@@ -7,14 +7,24 @@ import jax
 import numpy as np
 import pytest
 from models import SOURCE, TARGET, VOCABULARY
-from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sigmoid, sinusoid, softmax
+from oracles import (
+    SMALL_MODEL,
+    Floats,
+    Params,
+    apply,
+    drawn_params,
+    floats,
+    sigmoid,
+    sinusoid,
+    softmax,
+)
 
 from transformer_jax.baselines.build import attention_weights, build_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.encoder_decoder import shift_right
 from transformer_jax.special_tokens import PAD
 
-SIZE = SMALL.d_model
+SIZE = SMALL_MODEL.d_model
 
 
 def linear(params: Params, x: Floats) -> Floats:
@@ -43,12 +53,12 @@ def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats,
         return table[tokens] * SIZE**0.5 + sinusoid(len(tokens), SIZE)
 
     embedded = z = embed(source)
-    for i in range(SMALL.num_layers):
+    for i in range(SMALL_MODEL.num_layers):
         gated = gated_convolution(params[f"encoder_{i}"]["gated"], z, -((width - 1) // 2))
         z = (z + gated) * half
     values, all_weights = (z + embedded) * half, list[Floats]()
     x = g = embed(read)
-    for i in range(SMALL.num_layers):
+    for i in range(SMALL_MODEL.num_layers):
         layer = params[f"decoder_{i}"]
         h = gated_convolution(layer["gated"], x, 1 - width)
         query = (linear(layer["query"], h) + g) * half
@@ -62,7 +72,7 @@ def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats,
 @pytest.mark.parametrize("width", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_the_model_is_the_equations_of_convs2s_as_loops(width: int) -> None:
     config = replace(
-        SMALL, architecture="conv", attention_score="dot_product", conv_kernel_width=width
+        SMALL_MODEL, architecture="conv", attention_score="dot_product", conv_kernel_width=width
     )
     model = build_model(config, VOCABULARY)
     params = drawn_params(model, SOURCE, TARGET)

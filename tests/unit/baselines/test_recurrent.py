@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from models import SOURCE, TARGET, VOCABULARY
-from oracles import SMALL, Floats, Params, apply, drawn_params, floats, sigmoid, softmax
+from oracles import SMALL_MODEL, Floats, Params, apply, drawn_params, floats, sigmoid, softmax
 
 from transformer_jax.baselines.build import attention_weights, build_model
 from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right
 from transformer_jax.special_tokens import PAD
 
-SIZE = SMALL.d_model
+SIZE = SMALL_MODEL.d_model
 
 
 def make_model(**changes: Any) -> tuple[EncoderDecoder, dict[str, Any]]:
     """Return a two-layer recurrent model and its parameters."""
-    model = build_model(replace(SMALL, architecture="rnn", **changes), VOCABULARY)
+    model = build_model(replace(SMALL_MODEL, architecture="rnn", **changes), VOCABULARY)
     return model, drawn_params(model, SOURCE, TARGET)
 
 
@@ -60,7 +60,7 @@ def encode(params: Params, tokens: list[int]) -> tuple[list[Floats], list[Any]]:
     """Return the encoder outputs for an unpadded sentence, and each layer's final states."""
     table, states = floats(params["embedding"]["table"]), list[Any]()
     xs = [table[token] * SIZE**0.5 for token in tokens]
-    for i in range(SMALL.num_layers):
+    for i in range(SMALL_MODEL.num_layers):
         layer = params[f"encoder_{i}"]
         ahead, (c, h) = run(cell_params(layer, "forward_rnn"), xs)
         back, (c_back, h_back) = run(cell_params(layer, "backward_rnn"), xs[::-1])
@@ -88,7 +88,7 @@ def decode(
     output, logits, all_weights = np.zeros(SIZE), list[Floats](), list[Floats]()
     for token in target:
         h = np.concatenate([table[token] * SIZE**0.5, output])
-        for i in range(SMALL.num_layers):
+        for i in range(SMALL_MODEL.num_layers):
             states[i] = lstm_cell(decoder[f"cells_{i}"], states[i], h)
             h = states[i][1]
         weights = softmax(
@@ -133,10 +133,10 @@ def test_the_encoder_is_the_bidirectional_layer_of_torch(cell: Any) -> None:
     model, params = make_model(rnn_cell=cell, attention_score="none")
     gates, half = TORCH_GATES[cell], SIZE // 2
     layer = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[cell](
-        SIZE, half, SMALL.num_layers, batch_first=True, bidirectional=True
+        SIZE, half, SMALL_MODEL.num_layers, batch_first=True, bidirectional=True
     )
     weights: dict[str, Any] = {}
-    for i in range(SMALL.num_layers):
+    for i in range(SMALL_MODEL.num_layers):
         for direction, suffix in (("forward_rnn", ""), ("backward_rnn", "_reverse")):
             own = cell_params(params[f"encoder_{i}"], direction)
             for side in "ih":

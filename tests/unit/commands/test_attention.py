@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.inference.trained_run import Run, load

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from command_line import counts
+from processes import counts
 
 from transformer_jax.commands.configs import Params
 from transformer_jax.commands.sweeps import Sweep

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 import pytest
-from fake_compiler import compile_by_formula
+from compilers import compile_by_formula
 
 from transformer_jax.cli import main
 from transformer_jax.compilation import check, environment, fit, programs, topologies

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import counts, mistake
-from small import SMALL
+from example_configs import SMALL
+from processes import counts, mistake
 
 from transformer_jax.cli import main
 from transformer_jax.data.prepare import prepare

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small import NUMBER_WORDS, SMALL
-from treebank import write_treebank
-from untrained import write_untrained_run
+from corpora import write_treebank
+from example_configs import NUMBER_WORDS, SMALL
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config

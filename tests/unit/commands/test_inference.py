@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_configs import SMALL, read_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import SMALL, read_pairs
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.commands.inference import _decode_lines

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from recorded_runs import write_recorded_run
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_recorded_run, write_untrained_run
 
 from transformer_jax import load
 from transformer_jax.cli import main

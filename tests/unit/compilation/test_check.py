@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from fake_compiler import compile_by_formula
+from compilers import compile_by_formula
 
 from transformer_jax.compilation import check, fit, topologies
 from transformer_jax.compilation.programs import StepProgram

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 from transformer_jax.compilation.programs import _required_bytes, compile_step
 from transformer_jax.compilation.targets import GIB, parse_target

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from small import SMALL, with_architecture
+from example_configs import SMALL, with_architecture
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.shapes import (

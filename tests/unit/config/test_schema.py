@@ -10,7 +10,7 @@ import typing
 from typing import Any, Literal
 
 import pytest
-from config_fields import FIELDS, KINDS, RANGES, SECTIONS, alternatives
+from example_configs import FIELDS, KINDS, RANGES, SECTIONS, alternatives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

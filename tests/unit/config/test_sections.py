@@ -8,7 +8,7 @@ import typing
 from typing import Any, Literal
 
 import pytest
-from config_fields import FIELDS, KINDS, NUMBERS, RANGES, alternatives
+from example_configs import FIELDS, KINDS, NUMBERS, RANGES, alternatives
 
 from transformer_jax.config import sections as config_module
 from transformer_jax.errors import ConfigError

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 import pytest
+from corpora import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_memory_corpus import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_memory_corpus import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
+from corpora import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode

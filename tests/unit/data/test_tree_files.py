@@ -2,8 +2,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from in_memory_corpus import sequences
-from treebank import sentences, write_treebank
+from corpora import sentences, sequences, write_treebank
 
 from transformer_jax.config import DataConfig
 from transformer_jax.console import format_for_shell

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_memory_corpus import TOKENIZER, WORDS, InMemoryCorpus, Pairs
+from corpora import TOKENIZER, WORDS, InMemoryCorpus, Pairs
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import vocabulary as vocabulary_module

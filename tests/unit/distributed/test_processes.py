@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import jax
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 from transformer_jax.distributed import processes
 from transformer_jax.distributed.processes import ProcessGroup, StepConsensus, Vote

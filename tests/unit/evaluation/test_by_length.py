@@ -1,7 +1,7 @@
 """Test that each source-length bucket is scored as if it were a complete test set."""
 
 import sacrebleu
-from small import read_pairs
+from example_configs import read_pairs
 
 from transformer_jax.evaluation.by_length import score_by_length
 from transformer_jax.evaluation.perplexity import SentenceScore, perplexity

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError

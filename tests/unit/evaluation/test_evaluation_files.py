@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary

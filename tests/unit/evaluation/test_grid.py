@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.config import DecodeConfig

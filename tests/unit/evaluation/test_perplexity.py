@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from example_configs import SMALL
 from oracles import floats
-from small import SMALL
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.data.prepare import prepare
 from transformer_jax.evaluation.evaluate import prepare_split

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import sacrebleu
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.errors import DataError
 from transformer_jax.evaluation.evaluate import Evaluation, evaluate

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from finished_runs import HOSTILE
-from recorded_runs import copy_run, write_recorded_run
+from run_files import HOSTILE, copy_run, write_recorded_run
 
 import transformer_jax
 from transformer_jax.errors import UsageError

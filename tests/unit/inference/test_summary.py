@@ -1,7 +1,7 @@
 """Test the HTML summary of a run."""
 
 import pytest
-from recorded_runs import write_recorded_run
+from run_files import write_recorded_run
 
 from transformer_jax.inference.summary import summarize
 from transformer_jax.runs.run_folder import RunFolder

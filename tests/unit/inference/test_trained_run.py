@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 from oracles import floats
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 import transformer_jax
 from transformer_jax.console import format_for_shell

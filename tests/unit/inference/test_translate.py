@@ -6,8 +6,8 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
-from small import SMALL, read_pairs
-from untrained import write_untrained_run
+from example_configs import SMALL, read_pairs
+from run_files import write_untrained_run
 
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import Prepared, prepare

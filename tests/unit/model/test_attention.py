@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxtyping import Array
 from models import make_self_attention
 from oracles import (
-    SMALL,
+    SMALL_MODEL,
     apply,
     attention,
     coins,
@@ -62,7 +62,7 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
 def test_the_config_offers_all_scores() -> None:
     """test_attention_scores.py tests the other two score functions."""
     assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
-    assert {name: ATTENTION_SCORES[name](SMALL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
+    assert {name: ATTENTION_SCORES[name](SMALL_MODEL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
 
 
 def test_a_masked_key_has_weight_zero() -> None:
@@ -135,7 +135,7 @@ def test_a_weighted_sum_has_the_dtype_of_the_values() -> None:
 @pytest.mark.parametrize("score", DOT_PRODUCTS)
 def test_multi_head_attention_concatenates_its_heads(bias: bool, score: str) -> None:
     changes: dict[str, Any] = {"attention_bias": bias, "attention_score": score}
-    config = replace(SMALL, d_model=6, num_heads=3, d_k=4, d_v=5, **changes)
+    config = replace(SMALL_MODEL, d_model=6, num_heads=3, d_k=4, d_v=5, **changes)
     x, memory = normal(0, 2, 4, 6), normal(1, 2, 6, 6)
     mask = coins(2, 0.7, 2, 1, 4, 6)
     model = make_self_attention(config)
@@ -150,7 +150,7 @@ def test_multi_head_attention_concatenates_its_heads(bias: bool, score: str) -> 
 
 
 def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
-    config = replace(SMALL, num_heads=3)
+    config = replace(SMALL_MODEL, num_heads=3)
     x, memory = normal(0, 2, 4, 16), normal(1, 2, 5, 16)
     mask = jnp.ones((1, 1, 1, 5), bool)
     model = make_self_attention(config)
@@ -170,7 +170,7 @@ def test_a_pass_with_intermediates_returns_the_weights_of_every_head() -> None:
 def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
     """If each head were initialized separately, the bounds of the distribution would be wider."""
     d_model, heads, d_k, d_v = 64, 8, 16, 24
-    config = replace(SMALL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
+    config = replace(SMALL_MODEL, d_model=d_model, num_heads=heads, d_k=d_k, d_v=d_v)
     x, mask = normal(0, 1, 2, d_model), jnp.ones((1, 1, 1, 2), bool)
     params = initial_params(make_self_attention(config), x, x, mask)
     for name, width in (("query", d_k), ("key", d_k), ("value", d_v), ("output", d_v)):
@@ -183,12 +183,12 @@ def test_projections_start_glorot_uniform_as_one_matrix_of_all_heads() -> None:
 
 
 def test_attention_dropout_drops_weights_only_when_training() -> None:
-    config = replace(SMALL, attention_dropout=0.5)
+    config = replace(SMALL_MODEL, attention_dropout=0.5)
     x, mask = normal(0, 2, 4, 16), jnp.ones((1, 1, 1, 4), bool)
     model = make_self_attention(config)
     params = drawn_params(model, x, x, mask)
     plain = apply(model, params, x, x, mask)
-    without = apply(make_self_attention(SMALL), params, x, x, mask, train=True)
+    without = apply(make_self_attention(SMALL_MODEL), params, x, x, mask, train=True)
     dropped = apply(model, params, x, x, mask, train=True, rng=jax.random.key(1))
     np.testing.assert_array_equal(plain, without)
     assert not np.allclose(plain, dropped, atol=0.01)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from models import VOCABULARY
-from oracles import SMALL
+from oracles import SMALL_MODEL
 
 from transformer_jax.baselines.build import ARCHITECTURES
 from transformer_jax.baselines.recurrent import CELLS
@@ -44,11 +44,11 @@ def test_every_name_in_the_config_has_an_entry(field: str) -> None:
 
 def test_equal_configs_build_equal_models() -> None:
     """`jax.jit` compiles a function only once for equal static arguments."""
-    one, other = (build_transformer(replace(SMALL), VOCABULARY, 17) for _ in range(2))
+    one, other = (build_transformer(replace(SMALL_MODEL), VOCABULARY, 17) for _ in range(2))
     assert one is not other
     assert one == other
     assert hash(one) == hash(other)
-    assert one != build_transformer(replace(SMALL, layer_norm="pre"), VOCABULARY, 17)
+    assert one != build_transformer(replace(SMALL_MODEL, layer_norm="pre"), VOCABULARY, 17)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_an_implementation_rejects_what_it_cannot_compute(
 ) -> None:
     line = rf"^{message}.* with model.attention_implementation {implementation}, got "
     with pytest.raises(ConfigError, match=line):
-        replace(SMALL, attention_implementation=implementation, **changes)
+        replace(SMALL_MODEL, attention_implementation=implementation, **changes)
 
 
 @pytest.mark.parametrize("architecture", ["rnn", "conv"])
 def test_only_a_transformer_is_built_as_a_transformer(architecture: Any) -> None:
-    config = replace(SMALL, architecture=architecture)
+    config = replace(SMALL_MODEL, architecture=architecture)
     with pytest.raises(ConfigError, match=r"^model.architecture must be transformer, got "):
         build_transformer(config, VOCABULARY)
 
 
 def test_float64_needs_the_64_bit_types_of_jax() -> None:
-    config = replace(SMALL, dtype="float64")
+    config = replace(SMALL_MODEL, dtype="float64")
     with pytest.raises(ConfigError, match=r"float32 or bfloat16 outside of `jax.enable_x64"):
         build_transformer(config, 13)
     with jax.enable_x64(True):

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jaxtyping import Array
-from layer_helpers import causal, is_source_token
 from model_variants import FAST, VARIANTS, cases
-from models import SOURCE, VOCABULARY, make_decoder_layer, make_model, make_self_attention
-from oracles import SMALL, BeamSlots, apply, drawn_params, floats, normal
+from models import (
+    SOURCE,
+    VOCABULARY,
+    causal,
+    is_source_token,
+    make_decoder_layer,
+    make_model,
+    make_self_attention,
+)
+from oracles import SMALL_MODEL, BeamSlots, apply, drawn_params, floats, normal
 
 from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.inference.search import Translations, beam_search
@@ -125,7 +132,7 @@ def test_beam_search_finds_the_same_translations_without_the_cache(changes: dict
 def test_a_decoded_layer_ignores_and_keeps_cache_entries_of_later_positions(
     layer_norm: Any,
 ) -> None:
-    config = replace(SMALL, num_heads=3, d_k=4, d_v=5, layer_norm=layer_norm)
+    config = replace(SMALL_MODEL, num_heads=3, d_k=4, d_v=5, layer_norm=layer_norm)
     batch, length, width = 2, 5, config.d_model
     x = normal(0, batch, HYPOTHESES, length, width)
     memory, memory_mask = normal(1, batch, 6, width), is_source_token()
@@ -160,8 +167,8 @@ def test_a_decoded_layer_ignores_and_keeps_cache_entries_of_later_positions(
 
 
 def test_the_cache_layout_makes_columns_of_keys_and_rows_of_values() -> None:
-    attention = make_self_attention(replace(SMALL, num_heads=3, d_k=4, d_v=5))
-    x = normal(0, 2, 6, SMALL.d_model)
+    attention = make_self_attention(replace(SMALL_MODEL, num_heads=3, d_k=4, d_v=5))
+    x = normal(0, 2, 6, SMALL_MODEL.d_model)
     params = drawn_params(attention, x, x, jnp.ones((1, 1, 1, 6), bool))
     projected = apply(attention, params, x, method="project_keys_and_values")
     bound: Any = nn.apply(to_cache_layout, attention)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 from models import VOCABULARY
-from oracles import SMALL, apply, drawn_params, floats, initial_params, normal
+from oracles import SMALL_MODEL, apply, drawn_params, floats, initial_params, normal
 
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.embeddings import Embedding
@@ -20,7 +20,7 @@ TOKENS = jnp.asarray([[5, 1, 12], [0, 5, 5]])
 
 
 # The square root of this width is not an integer.
-NARROW = replace(SMALL, d_model=24)
+NARROW = replace(SMALL_MODEL, d_model=24)
 
 
 def make_embedding() -> tuple[Embedding, dict[str, Any]]:
@@ -50,7 +50,7 @@ def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
 
 
 def test_embedding_rows_start_with_variance_one_over_d_model() -> None:
-    model = Embedding(replace(SMALL, d_model=64), 2000)
+    model = Embedding(replace(SMALL_MODEL, d_model=64), 2000)
     params = initial_params(model, TOKENS, method="embed")
     assert params["table"].shape == (2000, 64)
     assert float(params["table"].mean()) == pytest.approx(0, abs=0.002)
@@ -59,7 +59,7 @@ def test_embedding_rows_start_with_variance_one_over_d_model() -> None:
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_source_target_and_softmax_share_one_matrix(positions: Any) -> None:
-    model = build_transformer(replace(SMALL, positions=positions), VOCABULARY)
+    model = build_transformer(replace(SMALL_MODEL, positions=positions), VOCABULARY)
     leaves = jax.tree.leaves(abstract_params(model))
     assert sum(VOCABULARY in leaf.shape for leaf in leaves) == 1
 
@@ -96,7 +96,7 @@ def test_source_target_and_softmax_share_one_matrix(positions: Any) -> None:
 def test_each_matrix_learns_only_from_the_roles_tied_to_it(
     tie_embeddings: Any, source_vocabulary: int | None, matrices: dict[str, tuple[str, ...]]
 ) -> None:
-    config = replace(SMALL, num_layers=1, tie_embeddings=tie_embeddings)
+    config = replace(SMALL_MODEL, num_layers=1, tie_embeddings=tie_embeddings)
     model = build_transformer(config, VOCABULARY, source_vocabulary)
     source, target = jnp.asarray([[3, 4, 2]]), jnp.asarray([[5, 6, 2]])
     params = drawn_params(model, source, target)

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Array
 from model_variants import cases
 from models import SOURCE, TARGET, VOCABULARY, make_model
-from oracles import SMALL, floats, multi_head_weights, sinusoid
+from oracles import SMALL_MODEL, floats, multi_head_weights, sinusoid
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
@@ -62,8 +62,8 @@ def test_the_first_layers_attend_to_embeddings_plus_positions() -> None:
         ("encoder", SOURCE, source_mask(SOURCE)),
         ("decoder", shift_right(TARGET), causal_mask(TARGET.shape[1])),
     ):
-        x = table[np.asarray(tokens)] * math.sqrt(SMALL.d_model)
-        x += sinusoid(tokens.shape[1], SMALL.d_model)
+        x = table[np.asarray(tokens)] * math.sqrt(SMALL_MODEL.d_model)
+        x += sinusoid(tokens.shape[1], SMALL_MODEL.d_model)
         expected = multi_head_weights(params[f"{stack}_0"]["self_attention"], x, x, mask)
         np.testing.assert_allclose(weights[stack][0], expected, atol=1e-5)
 
@@ -155,9 +155,9 @@ def test_parameter_counts_list_each_kind_and_add_up(positions: str, layer_norm: 
 def test_the_table_of_positions_is_what_the_encoder_adds(positions: str) -> None:
     model, params = make_model(positions=positions)
     expected = {
-        "sinusoidal": sinusoid(5, SMALL.d_model),
+        "sinusoidal": sinusoid(5, SMALL_MODEL.d_model),
         "learned": floats(params.get("source_positions", {}).get("positions", []))[:5],
-        "rotary": np.zeros((5, SMALL.d_model)),
+        "rotary": np.zeros((5, SMALL_MODEL.d_model)),
     }
     np.testing.assert_allclose(position_table(model, params, 5), expected[positions], atol=1e-6)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
-from layer_helpers import (
+from models import (
     BATCH,
     SOURCES,
     TARGETS,
@@ -21,12 +21,13 @@ from layer_helpers import (
     disallowed,
     feed_forward_params,
     is_source_token,
+    make_decoder_layer,
+    make_encoder_layer,
     norm_params,
     torch_layer,
 )
-from models import make_decoder_layer, make_encoder_layer
 from oracles import (
-    SMALL,
+    SMALL_MODEL,
     Floats,
     apply,
     decoder_layer,
@@ -43,10 +44,10 @@ from oracles import (
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.layers import AddAndNorm, FeedForward
 
-BIASED = replace(SMALL, attention_bias=True)
+BIASED = replace(SMALL_MODEL, attention_bias=True)
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
+@pytest.mark.parametrize("config", [SMALL_MODEL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
 def test_the_encoder_layer_equals_its_equations(config: ModelConfig) -> None:
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)
@@ -55,7 +56,7 @@ def test_the_encoder_layer_equals_its_equations(config: ModelConfig) -> None:
     np.testing.assert_allclose(apply(layer, params, x, mask), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
+@pytest.mark.parametrize("config", [SMALL_MODEL, replace(BIASED, num_heads=3, d_k=4, d_v=5)])
 def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
     x, memory = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, SOURCES, WIDTH)
     layer = make_decoder_layer(config)
@@ -67,7 +68,7 @@ def test_the_decoder_layer_equals_its_equations(config: ModelConfig) -> None:
 
 def test_the_residual_adds_the_input_and_not_the_query() -> None:
     """A faulty layer could add the projected query, which has the same shape in this test."""
-    config = replace(SMALL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
+    config = replace(SMALL_MODEL, num_heads=1, d_k=WIDTH, d_v=WIDTH)
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
     layer = make_encoder_layer(config)
     params = drawn_params(layer, x, mask)
@@ -87,7 +88,7 @@ def test_the_residual_adds_the_input_and_not_the_query() -> None:
 
 def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> None:
     x = normal(0, BATCH, TARGETS, WIDTH)
-    layer = FeedForward(SMALL)
+    layer = FeedForward(SMALL_MODEL)
     params = drawn_params(layer, x)
 
     def convolve(x: Array, dense: Mapping[str, Array]) -> Array:
@@ -105,7 +106,7 @@ def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> No
 
 def test_the_feed_forward_network_acts_on_each_position_alone() -> None:
     x = normal(0, BATCH, TARGETS, WIDTH)
-    layer = FeedForward(SMALL)
+    layer = FeedForward(SMALL_MODEL)
     params = drawn_params(layer, x)
     order = jnp.asarray([3, 0, 4, 1, 2])
     shuffled = apply(layer, params, x[:, order])
@@ -114,14 +115,14 @@ def test_the_feed_forward_network_acts_on_each_position_alone() -> None:
 
 def test_a_fresh_add_and_norm_gives_mean_zero_and_variance_one() -> None:
     x, y = 3 + 5 * normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, TARGETS, WIDTH)
-    layer = AddAndNorm(SMALL)
+    layer = AddAndNorm(SMALL_MODEL)
     output = apply(layer, initial_params(layer, x, y, method="leave"), x, y, method="leave")
     np.testing.assert_allclose(np.mean(floats(output), axis=-1), 0, atol=1e-6)
     np.testing.assert_allclose(np.var(floats(output), axis=-1), 1, atol=1e-5)
 
 
 def test_epsilon_is_added_to_the_variance() -> None:
-    config = replace(SMALL, layer_norm_epsilon=1.0)
+    config = replace(SMALL_MODEL, layer_norm_epsilon=1.0)
     x, y = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, TARGETS, WIDTH)
     layer = AddAndNorm(config)
     params = drawn_params(layer, x, y, method="leave")
@@ -133,7 +134,7 @@ def test_epsilon_is_added_to_the_variance() -> None:
 def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
     """Dropout applies only to the sub-layer output, before the sum and the norm (section 5.4)."""
     x, zeros = normal(0, BATCH, TARGETS, WIDTH), jnp.zeros((BATCH, TARGETS, WIDTH))
-    layer, rng = AddAndNorm(SMALL), jax.random.key(1)
+    layer, rng = AddAndNorm(SMALL_MODEL), jax.random.key(1)
     params = drawn_params(layer, x, zeros, method="leave")
 
     def leave(params: Any, x: Array, y: Array) -> Array:
@@ -150,7 +151,7 @@ def test_dropout_acts_on_the_sub_layer_output_before_the_sum() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [SMALL, BIASED])
+@pytest.mark.parametrize("config", [SMALL_MODEL, BIASED])
 def test_the_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
     x, mask = normal(0, BATCH, SOURCES, WIDTH), is_source_token()
@@ -170,7 +171,7 @@ def test_the_encoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [SMALL, BIASED])
+@pytest.mark.parametrize("config", [SMALL_MODEL, BIASED])
 def test_the_decoder_layer_agrees_with_pytorch(config: ModelConfig) -> None:
     torch = pytest.importorskip("torch")
     x, memory = normal(0, BATCH, TARGETS, WIDTH), normal(1, BATCH, SOURCES, WIDTH)
@@ -209,9 +210,9 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_feed_forward_network_applies_the_activation_between_its_layers(name: Any) -> None:
-    layer = make_encoder_layer(replace(SMALL, activation=name))
-    x = normal(0, 2, 5, SMALL.d_model)
-    network = FeedForward(SMALL, layer.components.activation)
+    layer = make_encoder_layer(replace(SMALL_MODEL, activation=name))
+    x = normal(0, 2, 5, SMALL_MODEL.d_model)
+    network = FeedForward(SMALL_MODEL, layer.components.activation)
     params = drawn_params(network, x)
 
     def dense(x: Floats, name: str) -> Floats:

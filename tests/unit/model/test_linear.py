@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilers import lower_for
 from flax import linen as nn
 from jaxtyping import Array
-from lowering import lower_for
-from oracles import SMALL, apply, drawn_params, initial_params, normal
+from oracles import SMALL_MODEL, apply, drawn_params, initial_params, normal
 
 from transformer_jax.model.embeddings import Embedding
 from transformer_jax.model.linear import Dense
@@ -134,9 +134,11 @@ def test_the_gradient_of_the_matrix_needs_no_transposed_copy(case: str) -> None:
 
 @on_cpu
 def test_the_gradient_of_the_shared_matrix_needs_no_transposed_copy() -> None:
-    embedding = Embedding(SMALL, 300)
-    x, cotangent = (jax.ShapeDtypeStruct((8, 16, n), jnp.float32) for n in (SMALL.d_model, 300))
-    params = {"params": {"table": jax.ShapeDtypeStruct((300, SMALL.d_model), jnp.float32)}}
+    embedding = Embedding(SMALL_MODEL, 300)
+    x, cotangent = (
+        jax.ShapeDtypeStruct((8, 16, n), jnp.float32) for n in (SMALL_MODEL.d_model, 300)
+    )
+    params = {"params": {"table": jax.ShapeDtypeStruct((300, SMALL_MODEL.d_model), jnp.float32)}}
 
     def gradient(params: Any, x: Array, cotangent: Array) -> Any:
         def logits(params: Any) -> Any:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilers import lower_for
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
-from lowering import lower_for
 from numpy.typing import ArrayLike
 from oracles import Floats, examples, floats, normal, softmax
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
-from oracles import SMALL, apply, drawn_params, examples, floats, normal
+from oracles import SMALL_MODEL, apply, drawn_params, examples, floats, normal
 from oracles import sinusoid as formula
 
 from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
@@ -59,14 +59,14 @@ def test_wavelengths_grow_geometrically_from_2_pi_to_almost_10000_times_2_pi() -
 
 
 def test_sinusoids_are_added_to_embeddings() -> None:
-    x = normal(0, 2, 4, SMALL.d_model)
-    output = apply(AddPositions(SMALL, 9), {}, x, jnp.arange(4))
-    np.testing.assert_allclose(output, floats(x) + formula(4, SMALL.d_model), atol=1e-5)
+    x = normal(0, 2, 4, SMALL_MODEL.d_model)
+    output = apply(AddPositions(SMALL_MODEL, 9), {}, x, jnp.arange(4))
+    np.testing.assert_allclose(output, floats(x) + formula(4, SMALL_MODEL.d_model), atol=1e-5)
 
 
 def test_the_sum_of_embeddings_and_positions_is_dropped_out() -> None:
-    x = normal(0, 4, 8, SMALL.d_model)
-    model, rng = AddPositions(SMALL, 9), jax.random.key(1)
+    x = normal(0, 4, 8, SMALL_MODEL.d_model)
+    model, rng = AddPositions(SMALL_MODEL, 9), jax.random.key(1)
     still = floats(apply(model, {}, x, jnp.arange(8)))
     dropped = floats(apply(model, {}, x, jnp.arange(8), train=True, rng=rng))
     is_zero = dropped == 0
@@ -75,7 +75,7 @@ def test_the_sum_of_embeddings_and_positions_is_dropped_out() -> None:
 
 
 def learned(length: int, positions: list[int]) -> tuple[AddPositions, Array, Array]:
-    model = AddLearnedPositions(SMALL, length)
+    model = AddLearnedPositions(SMALL_MODEL, length)
     return model, normal(0, 2, len(positions), 16), jnp.asarray(positions)
 
 
@@ -93,7 +93,7 @@ def test_learned_positions_are_rows_of_a_table() -> None:
 def test_a_learned_table_starts_at_norm_1_or_at_the_norm_of_a_sinusoid(
     init: Any, norm: float
 ) -> None:
-    config = replace(SMALL, d_model=128, positions="learned", learned_positions_init=init)
+    config = replace(SMALL_MODEL, d_model=128, positions="learned", learned_positions_init=init)
     model, positions = AddLearnedPositions(config, 50), jnp.arange(50)
     params: Any = model.init(jax.random.key(0), normal(0, 1, 50, 128), positions)["params"]
     table = floats(params["positions"])
@@ -106,7 +106,7 @@ def test_a_learned_table_starts_at_norm_1_or_at_the_norm_of_a_sinusoid(
 
 
 def test_a_table_of_sinusoids_is_trained() -> None:
-    config = replace(SMALL, positions="learned", learned_positions_init="sinusoids")
+    config = replace(SMALL_MODEL, positions="learned", learned_positions_init="sinusoids")
     x, positions = normal(0, 2, 5, 16), jnp.arange(5)
     learned_sinusoids, fixed = AddLearnedPositions(config, 9), AddPositions(config, 9)
     params = learned_sinusoids.init(jax.random.key(0), x, positions)["params"]
@@ -133,14 +133,14 @@ def test_only_the_rows_that_are_read_are_trained() -> None:
 
 
 def test_each_stack_has_a_table_for_its_longest_sentence() -> None:
-    config = replace(SMALL, positions="learned", max_length=20)
+    config = replace(SMALL_MODEL, positions="learned", max_length=20)
     params = abstract_params(build_transformer(config, 11))
     assert params["source_positions"]["positions"].shape == (20, 16)
     assert params["target_positions"]["positions"].shape == (20 + 50, 16)
 
 
 def test_max_positions_sets_the_length_of_both_tables() -> None:
-    config = replace(SMALL, positions="learned", max_length=20, max_positions=7)
+    config = replace(SMALL_MODEL, positions="learned", max_length=20, max_positions=7)
     params = abstract_params(build_transformer(config, 11))
     assert params["source_positions"]["positions"].shape == (7, 16)
     assert params["target_positions"]["positions"].shape == (7, 16)
@@ -148,7 +148,7 @@ def test_max_positions_sets_the_length_of_both_tables() -> None:
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> None:
-    model = build_transformer(replace(SMALL, positions="learned", max_positions=5), 11)
+    model = build_transformer(replace(SMALL_MODEL, positions="learned", max_positions=5), 11)
     long, short = jnp.ones((1, 6), jnp.int32), jnp.ones((1, 5), jnp.int32)
     params = drawn_params(model, short, short)
     sentences = (long, short) if side == 0 else (short, long)
@@ -166,5 +166,5 @@ def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> N
     ],
 )
 def test_only_learned_positions_have_tables(scheme: Any) -> None:
-    params = abstract_params(build_transformer(replace(SMALL, positions=scheme), 11))
+    params = abstract_params(build_transformer(replace(SMALL_MODEL, positions=scheme), 11))
     assert not {"source_positions", "target_positions"} & set(params)

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 from jaxtyping import Array
 from models import SOURCE, TARGET, make_model
-from oracles import SMALL, apply, drawn_params, floats, normal, transformer
+from oracles import SMALL_MODEL, apply, drawn_params, floats, normal, transformer
 
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.encoder_decoder import init_params, shift_right
@@ -34,7 +34,7 @@ def test_shifting_right_adds_the_decoder_start_and_drops_the_last_token() -> Non
 def test_no_position_sees_the_future() -> None:
     """The gradient of the logits with respect to the embeddings of later positions must be zero."""
     model, params = make_model()
-    memory = normal(0, 1, 4, SMALL.d_model)
+    memory = normal(0, 1, 4, SMALL_MODEL.d_model)
     decoder_input = shift_right(TARGET[:1])
     length = decoder_input.shape[1]
 
@@ -54,7 +54,7 @@ def test_no_position_sees_the_future() -> None:
                 method="decode",
             )[0]
 
-    jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL.d_model)))
+    jacobian = jax.jit(jax.jacobian(logits))(jnp.zeros((1, length, SMALL_MODEL.d_model)))
     # The first two axes of the Jacobian are those of the logits: position and token. The last three
     # axes are those of the embeddings: batch (of size 1), position, and d_model.
     has_influence = np.any(floats(jacobian)[:, :, 0], axis=(1, 3))
@@ -187,7 +187,7 @@ def test_dropout_acts_at_the_points_that_the_paper_names() -> None:
     for _, mask in active:
         # The last axis of each mask has size d_model. Masks have 192 elements in the encoder and
         # 160 in the decoder. Each mask keeps about half of its elements.
-        assert mask.shape[-1] == SMALL.d_model
+        assert mask.shape[-1] == SMALL_MODEL.d_model
         assert 0.3 < float(mask.mean()) < 0.7
     masks = {np.asarray(mask).tobytes() for _, mask in active}
     assert len(masks) == len(active), "each module must draw its own mask"

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from finished_runs import make_run
-from small import FILES, SMALL
+from example_configs import FILES, SMALL
+from run_files import make_run
 
 from transformer_jax.cli import main
 from transformer_jax.reports.adhoc import collect_runs, read_adhoc_status

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_runs import collect, make_finished_sweep, set_status, write_results
-from small import SMALL
+from example_configs import SMALL
+from run_files import collect, make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.reports.figures import PALETTE, draw_curves, draw_ratios

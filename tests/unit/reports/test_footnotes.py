@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_runs import HOSTILE, collect, make_finished_sweep, set_status
-from small import NUMBER_WORDS, SMALL
+from example_configs import NUMBER_WORDS, SMALL
+from run_files import HOSTILE, collect, make_finished_sweep, set_status
 
 from transformer_jax.config import Row
 from transformer_jax.reports.footnotes import describe_experiment, list_footnotes

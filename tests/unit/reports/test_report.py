@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
-from html_page import Page
+from pictures import Page
+from run_files import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_rows

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from finished_runs import HOSTILE, RESULTS, collect, make_finished_sweep, make_run, set_status
-from small import SMALL
+from example_configs import SMALL
+from run_files import HOSTILE, RESULTS, collect, make_finished_sweep, make_run, set_status
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare

@@ -3,8 +3,8 @@
 import csv
 import io
 
-from finished_runs import HOSTILE
-from html_page import Page
+from pictures import Page
+from run_files import HOSTILE
 
 from transformer_jax.reports.tables import Link, to_csv, to_html, to_latex, to_markdown
 

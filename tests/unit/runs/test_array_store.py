@@ -4,7 +4,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checkpoint_helpers import params_of, target_like
+from run_files import params_of, target_like
 
 from transformer_jax.errors import StorageError
 from transformer_jax.runs import array_store

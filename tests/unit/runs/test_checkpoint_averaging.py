@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint_helpers import IDENTITY, params_of, steps_on_disk, target_like, write_steps
+from run_files import IDENTITY, params_of, steps_on_disk, target_like, write_steps
 
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_helpers import (
+from run_files import (
     IDENTITY,
     first_value,
     open_writable,

@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.commands.inference import CheckpointCommand

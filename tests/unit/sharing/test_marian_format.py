@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from example_configs import SMALL
+from run_files import write_untrained_run
 from safetensors.numpy import load_file, save_file
-from small import SMALL
-from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.inference.trained_run import Run, load

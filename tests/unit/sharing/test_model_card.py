@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from small import NUMBER_WORDS, SMALL
+from example_configs import NUMBER_WORDS, SMALL
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.files import MAX_JSON_BYTES

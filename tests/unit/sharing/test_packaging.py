@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_configs import FILES, SMALL
 from rich.console import Console
-from small import FILES, SMALL
-from untrained import write_untrained_run
+from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.errors import StorageError, UsageError

@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from example_configs import NUMBER_WORDS, SMALL
 from rich.console import Console
+from run_files import write_untrained_run
 from safetensors.numpy import load_file, save_file
-from small import NUMBER_WORDS, SMALL
-from untrained import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.inference.trained_run import Run, load

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from small import SMALL
-from untrained import write_untrained_run
+from example_configs import SMALL
+from run_files import write_untrained_run
 
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import translate_batch

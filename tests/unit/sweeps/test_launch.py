@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from finished_runs import set_status
-from small import SMALL
+from example_configs import SMALL
+from run_files import set_status
 
 from transformer_jax.config import Row
 from transformer_jax.errors import RunInterrupted

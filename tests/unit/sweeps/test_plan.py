@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 from transformer_jax.config import Paper, Row
 from transformer_jax.console import format_for_shell

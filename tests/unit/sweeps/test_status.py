@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from finished_runs import make_finished_sweep, set_status
-from small import SMALL
+from example_configs import SMALL
+from run_files import make_finished_sweep, set_status
 
 from transformer_jax.config import Row
 from transformer_jax.files import JsonObject

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import SMALL
-from treebank import write_treebank
+from corpora import write_treebank
+from example_configs import SMALL
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from example_configs import SMALL as EXPERIMENT
 from rich.console import Console
-from small import SMALL as EXPERIMENT
 
 from transformer_jax.errors import DataError
 from transformer_jax.training.create_run import create_run

@@ -4,7 +4,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from small import SMALL
+from example_configs import SMALL
 
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError

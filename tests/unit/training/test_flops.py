@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_configs import SMALL
 from model_variants import cases
-from small import SMALL
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config

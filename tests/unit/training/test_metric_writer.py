@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_configs import SMALL
 from rich.console import Console
-from small import SMALL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_jax.errors import StorageError

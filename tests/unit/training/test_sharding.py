@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_configs import SMALL
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
-from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from lowering import lower_for
+from compilers import lower_for
+from example_configs import SMALL
 from oracles import apply
-from small import SMALL
 
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch

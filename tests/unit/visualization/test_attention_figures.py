@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_data import HOSTILE, make_maps
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from pictures import HOSTILE, make_maps
 
 from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_figures import MIN_WEIGHT, draw_attention

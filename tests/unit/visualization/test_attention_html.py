@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_data import HOSTILE, make_maps
+from pictures import HOSTILE, make_maps
 
 from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_figures import HEAD_COLORS

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from attention_data import make_maps
+from pictures import make_maps
 
 from transformer_jax.errors import UsageError
 from transformer_jax.visualization.attention_maps import AttentionMap, printable, select

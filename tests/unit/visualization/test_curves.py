@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 from oracles import floats
-from picture_contents import axes_of, lines_of
+from pictures import axes_of, lines_of
 
 from transformer_jax.visualization.curves import Curve, average_runs, draw_curves, draw_losses
 from transformer_jax.visualization.style import Picture

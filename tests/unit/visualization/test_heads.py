@@ -1,7 +1,7 @@
 """Test the head-importance figure."""
 
 import numpy as np
-from picture_contents import axes_of, image_of, lines_of
+from pictures import axes_of, image_of, lines_of
 
 from transformer_jax.visualization.heads import draw_heads
 

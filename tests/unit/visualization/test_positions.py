@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from oracles import sinusoid as sinusoid_oracle
-from picture_contents import axes_of, image_of, lines_of
+from pictures import axes_of, image_of, lines_of
 
 from transformer_jax.visualization.positions import dot_products, draw_positions, fit_linear_map
 

@@ -1,7 +1,7 @@
 """Test the learning-rate schedule figure."""
 
 import numpy as np
-from picture_contents import axes_of, lines_of
+from pictures import axes_of, lines_of
 
 from transformer_jax.visualization.schedule import draw_schedules
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
-from oracles import SMALL, Floats, apply, drawn_params, floats, initial_params, normal
+from oracles import SMALL_MODEL, Floats, apply, drawn_params, floats, initial_params, normal
 
 from transformer_jax.model.attention import dot_product
 from transformer_jax.model.build import ATTENTION_SCORES
 from transformer_jax.model.variants.attention_scores import Additive, General, additive
 
 HEADS, WIDTH = 3, 4
-CONFIG = replace(SMALL, num_heads=HEADS, d_k=WIDTH)
+CONFIG = replace(SMALL_MODEL, num_heads=HEADS, d_k=WIDTH)
 QUERY, KEY = normal(0, 2, 5, HEADS, WIDTH), normal(1, 2, 6, HEADS, WIDTH)
 
 
@@ -51,7 +51,7 @@ def test_the_general_score_with_an_identity_matrix_is_the_dot_product() -> None:
 
 
 def test_the_matrix_of_each_head_starts_glorot_uniform_by_itself() -> None:
-    config = replace(SMALL, num_heads=8, d_k=32)
+    config = replace(SMALL_MODEL, num_heads=8, d_k=32)
     x = normal(0, 1, 1, 8, 32)
     matrix = np.asarray(initial_params(General(config), x, x)["matrix"])
     bound = math.sqrt(6 / (32 + 32))

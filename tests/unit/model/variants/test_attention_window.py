@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Array
 from models import make_self_attention
 from oracles import (
-    SMALL,
+    SMALL_MODEL,
     Floats,
     apply,
     drawn_params,
@@ -37,8 +37,8 @@ def is_near(window: int) -> Array:
 )
 @pytest.mark.parametrize("mask", [PADDING, causal_mask(LENGTH)], ids=["padding", "causal"])
 def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: Array) -> None:
-    attention = make_self_attention(replace(SMALL, attention_window=window))
-    x = normal(0, 2, LENGTH, SMALL.d_model)
+    attention = make_self_attention(replace(SMALL_MODEL, attention_window=window))
+    x = normal(0, 2, LENGTH, SMALL_MODEL.d_model)
     params = drawn_params(attention, x, x, mask)
     near = mask & is_near(window)
     # A query that has no allowed keys spreads its attention evenly, but over different keys than in
@@ -57,8 +57,8 @@ def test_a_window_computes_attention_with_a_mask_of_far_keys(window: int, mask: 
 
 def count_flops(window: int | None, length: int) -> float:
     """Return the FLOPs of compiled self-attention over a sequence of this length."""
-    attention = make_self_attention(replace(SMALL, attention_window=window))
-    x, mask = jnp.zeros((1, length, SMALL.d_model)), jnp.ones((1, 1, 1, length), bool)
+    attention = make_self_attention(replace(SMALL_MODEL, attention_window=window))
+    x, mask = jnp.zeros((1, length, SMALL_MODEL.d_model)), jnp.ones((1, 1, 1, length), bool)
     params = drawn_params(attention, x, x, mask)
     compiled = jax.jit(attention.apply).lower({"params": params}, x, x, mask).compile()
     cost: Any = compiled.cost_analysis()

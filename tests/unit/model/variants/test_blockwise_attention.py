@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Array
 from models import SOURCE, TARGET, make_model, make_self_attention
-from oracles import SMALL, apply, attention, coins, drawn_params, examples, floats, normal
+from oracles import SMALL_MODEL, apply, attention, coins, drawn_params, examples, floats, normal
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
@@ -185,7 +185,7 @@ def test_no_array_is_as_large_as_all_weights() -> None:
     assert temporary_bytes(blockwise) < weights_bytes / 2
 
 
-DROPPED = replace(SMALL, num_layers=1, dropout=0.1, attention_dropout=0.3)
+DROPPED = replace(SMALL_MODEL, num_layers=1, dropout=0.1, attention_dropout=0.3)
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 from models import make_self_attention
-from oracles import SMALL, apply, drawn_params, floats, normal
+from oracles import SMALL_MODEL, apply, drawn_params, floats, normal
 
 
 @pytest.mark.parametrize("length", [5, 6])
@@ -27,7 +27,7 @@ def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
         return reference(query, key, *arrays, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
-    config = replace(SMALL, dtype="bfloat16", attention_score="dot_product")
+    config = replace(SMALL_MODEL, dtype="bfloat16", attention_score="dot_product")
     x, memory = normal(0, 2, length, 16), normal(1, 2, 7, 16)
     mask = jnp.arange(7)[None, None, None] < jnp.asarray([7, 4])[:, None, None, None]
     model = make_self_attention(config)

@@ -7,19 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array
-from layer_helpers import (
+from models import (
     as_array,
     attention_params,
     causal,
     disallowed,
     feed_forward_params,
     is_source_token,
+    make_decoder_layer,
+    make_encoder_layer,
     norm_params,
     torch_layer,
 )
-from models import make_decoder_layer, make_encoder_layer
 from oracles import (
-    SMALL,
+    SMALL_MODEL,
     Floats,
     apply,
     drawn_params,
@@ -35,8 +36,8 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import shift_right
 from transformer_jax.model.inspect import abstract_params
 
-BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL.d_model
-PRE = replace(SMALL, num_layers=1, layer_norm="pre")
+BATCH, TARGETS, SOURCES, WIDTH = 2, 5, 6, SMALL_MODEL.d_model
+PRE = replace(SMALL_MODEL, num_layers=1, layer_norm="pre")
 SOURCE, TARGET = jnp.asarray([[5, 9, 3, 2], [4, 11, 2, 0]]), jnp.asarray([[8, 3, 2], [12, 2, 0]])
 
 

@@ -13,7 +13,7 @@ import pytest
 from jaxtyping import ArrayLike
 from models import make_decoder_layer, make_self_attention
 from oracles import (
-    SMALL,
+    SMALL_MODEL,
     Floats,
     Params,
     apply,
@@ -47,7 +47,7 @@ PairValue = Callable[[Floats, int, int], Floats]
 
 def config_of(positions: Any, **changes: Any) -> ModelConfig:
     small = replace(
-        SMALL, d_model=WIDTH, num_heads=HEADS, d_k=D_K, d_v=D_V, max_relative_position=2
+        SMALL_MODEL, d_model=WIDTH, num_heads=HEADS, d_k=D_K, d_v=D_V, max_relative_position=2
     )
     small = replace(small, position_buckets=8)
     return replace(small, positions=positions, **changes)

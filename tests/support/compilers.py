@@ -1,6 +1,7 @@
-"""A fake compiler that uses a formula to compute how much memory a program needs."""
+"""Compile for devices that this machine does not have, or pretend to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -9,6 +10,17 @@ from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.targets import GIB, Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
+from transformer_jax.model.target_platform import tracing_for
+
+
+def lower_for(platform: str, function: Callable[..., Any], *arguments: Any) -> str:
+    """Return the StableHLO text of a function for "cpu", "cuda", or "tpu"."""
+    # Wrap the function, because JAX caches traces by function but the trace depends on the
+    # platform.
+    traced_function = jax.jit(lambda *arguments: function(*arguments))
+    with tracing_for(platform):
+        traced = traced_function.trace(*arguments)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def compile_by_formula(

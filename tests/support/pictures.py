@@ -1,8 +1,13 @@
-"""Create random attention weights without a model, to test HTML pages and figures."""
+"""Random attention weights to draw, and readers for figures and HTML pages."""
+
+from html.parser import HTMLParser
 
 import numpy as np
+from matplotlib.axes import Axes
+from oracles import floats
 
 from transformer_jax.visualization.attention_maps import AttentionMap
+from transformer_jax.visualization.style import Picture
 
 HOSTILE = (
     "</script><script>document.title='broken'</script>",
@@ -42,3 +47,33 @@ def make_maps(
         "decoder": AttentionMap("decoder", draw(queries, queries), read, "input", read, "input"),
         "cross": AttentionMap("cross", draw(queries, keys), predicted, "output", source, "source"),
     }
+
+
+def axes_of(picture: Picture) -> dict[str, Axes]:
+    """Return a figure's panels, keyed by title, or by y-axis label if there is no title."""
+    return {axes.get_title() or axes.get_ylabel(): axes for axes in picture.figure.axes}
+
+
+def lines_of(axes: Axes) -> dict[str, list[float]]:
+    return {str(line.get_label()): floats(line.get_ydata()).tolist() for line in axes.lines}
+
+
+def image_of(axes: Axes) -> np.ndarray:
+    [image] = axes.images
+    return np.asarray(image.get_array())
+
+
+class Page(HTMLParser):
+    """A parser that collects a page's tags, links, and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.links, self.text = list[str](), list[str](), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value for key, value in attrs if key == "href" and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

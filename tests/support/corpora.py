@@ -1,10 +1,11 @@
-"""An in-memory corpus and a small vocabulary."""
+"""Small corpora: pairs of lines in memory, with a vocabulary, and a treebank."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-from small import read_pairs
+from example_configs import read_pairs
 
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
@@ -44,3 +45,29 @@ def sequences(prepared: Prepared, split: Split) -> list[list[list[int]]]:
         [tokens.tolist() for tokens in np.split(side.flat, side.offsets[1:-1])]
         for side in prepared.tokens(split)
     ]
+
+
+NOUNS = ("cat", "dog", "bird", "horse", "fish")
+VERBS = ("sees", "likes", "hears")
+
+
+def sentences(count: int, start: int = 0) -> list[str]:
+    """Return the trees of short sentences, such as "the dog sees a cat"."""
+    trees = []
+    for index in range(start, start + count):
+        subject, verb = NOUNS[index % 5], VERBS[index // 5 % 3]
+        object_ = f" (NP (DT a) (NN {NOUNS[index // 15 % 5]}))" if index % 2 else ""
+        trees.append(f"( (S (NP-SBJ (DT the) (NN {subject})) (VP (VBZ {verb}){object_}) (. .)) )")
+    return trees
+
+
+def write_treebank(folder: Path, *, train: int = 60, dev: int = 8, test: int = 8) -> Path:
+    """Write a treebank with one file for each nonempty split, and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = 0
+    for split, count in (("train", train), ("dev", dev), ("test", test)):
+        if count:
+            text = "".join(f"{tree}\n" for tree in sentences(count, start))
+            (folder / f"{split}.trees").write_text(text)
+        start += count
+    return folder
