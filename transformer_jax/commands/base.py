@@ -101,7 +101,7 @@ class PathCommand(abc.ABC):
         return {name: x for name, x in values.items() if x != getattr(type(self), name)}
 
 
-def translate_command(run: RunFolder, option: str) -> str:
+def translate_command(run: RunFolder, option: str = "") -> str:
     """Return a shell command that uses a run's model to translate sample input or FILE.
 
     `option` follows the `translate` command, so it is "" or starts with a space.

@@ -2,6 +2,7 @@
 
 import codecs
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,11 +30,12 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     run = RunFolder.open(path)
     from transformer_jax.inference.trained_run import load
 
-    if run.package is None:
-        # Pass an explicit number, so that `load` raises an error if there are too few checkpoints.
-        # Without this number, `load` only prints a warning.
-        average_checkpoints = average_checkpoints or run.config.decode.average_checkpoints
-    return load(run.path, average_checkpoints=average_checkpoints, step=step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=".*decode.average_checkpoints")
+        loaded = load(run.path, average_checkpoints=average_checkpoints, step=step)
+    for warning in caught:
+        stderr.print(f"note: {warning.message}")
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class CheckpointCommand(PathCommand):
     average_checkpoints: int | None = None
     """Average the parameters of the last N scheduled checkpoints. If N is 1,
     use only the latest checkpoint. Default: the run's
-    decode.average_checkpoints."""
+    decode.average_checkpoints, or all scheduled checkpoints if there are fewer."""
     step: int | None = None
     """The step of the checkpoint to load, or of the last checkpoint to average.
     Default: the latest."""
@@ -180,7 +182,7 @@ class Package(CheckpointCommand):
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
         steps = ", ".join(map(str, run.steps))
         stdout.print(f"packaged in {out}: {size / 1e6:.1f} MB, {self.dtype}, steps {steps}")
-        stdout.print(f"next: {translate_command(folder, '')}")
+        stdout.print(f"next: {translate_command(folder)}")
 
 
 def _decode_lines(data: bytes) -> list[str]:

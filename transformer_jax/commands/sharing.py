@@ -162,4 +162,4 @@ class Import(PathCommand):
         # omits them.
         folder = package_run(run, out, versions=versions, scores=())
         stdout.print(f"imported to {out}: {run.num_parameters:,} parameters")
-        stdout.print(f"next: {translate_command(folder, '')}")
+        stdout.print(f"next: {translate_command(folder)}")

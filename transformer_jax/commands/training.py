@@ -281,11 +281,9 @@ def _train(folder: RunFolder, group: ProcessGroup) -> None:
     from transformer_jax.training.loop import run_training
 
     console = stdout if group.is_primary else Console(quiet=True)
-    num_scheduled = run_training(folder, console, group)
-    has_too_few = num_scheduled < folder.config.decode.average_checkpoints
-    option = " --average-checkpoints 1" if has_too_few else ""
+    run_training(folder, console, group)
     console.print(f"run stored in {folder.path}")
     prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
     split = "" if "test" in prepared.report else " --split dev"
-    console.print(f"next: {shell_command('evaluate', folder.path)}{split}{option}")
-    console.print(f"      {translate_command(folder, option)}")
+    console.print(f"next: {shell_command('evaluate', folder.path)}{split}")
+    console.print(f"      {translate_command(folder)}")

@@ -167,8 +167,9 @@ class Row:
 def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:
     """Return whether a stored evaluation used this decode config.
 
-    The evaluation must also have averaged as many checkpoints as the config requests. `result` is
-    the content of a scores.json file, so its values may be of any type.
+    The evaluation must not have averaged more checkpoints than the config requests, but a short run
+    may have fewer. `result` is the content of a scores.json file, so its values may be of any type.
     """
-    stored = result.get("decode"), result.get("average_checkpoints")
-    return stored == (dataclasses.asdict(decode), decode.average_checkpoints)
+    averaged = result.get("average_checkpoints")
+    is_possible = isinstance(averaged, int) and averaged <= decode.average_checkpoints
+    return is_possible and result.get("decode") == dataclasses.asdict(decode)

@@ -113,17 +113,14 @@ def _select_averages(
     checkpoints: CheckpointManager, grid: Grid, step: int | None
 ) -> tuple[list[int], list[int]]:
     """Return the size of each average, and the steps of the checkpoints available for averaging."""
-    if grid.averages is None and step is not None and step not in checkpoints.scores:
-        # This checkpoint is not scheduled, so it cannot be averaged.
-        return [1], select_steps(checkpoints, 1, step)
     requested = sorted({*(PAPER_AVERAGES if grid.averages is None else grid.averages)})
     steps = select_steps(checkpoints, requested[-1], step, allow_fewer=True)
     averages = [count for count in requested if count <= len(steps)]
     if grid.averages is not None and averages != requested:
         until = "" if step is None else f" up to step {step}"
         raise UsageError(
-            f"cannot average {requested[-1]} checkpoints: {checkpoints.run} has {len(steps)} "
-            f"consecutive checkpoints{until}; pass ",
+            f"cannot average {requested[-1]} checkpoints: {checkpoints.run} has only "
+            f"{len(steps)} that can be averaged{until}; pass ",
             Setting("averages", averages or [len(steps)]),
         )
     if averages == [1]:

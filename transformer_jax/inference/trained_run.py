@@ -229,10 +229,10 @@ def _select_steps(
     average = folder.config.decode.average_checkpoints
     steps = select_steps(checkpoints, average, step, allow_fewer=True)
     if len(steps) < average:
+        used = f"the mean of {len(steps)}" if len(steps) > 1 else f"only the one at step {steps[0]}"
         warnings.warn(
-            f"{folder.path} has {len(steps)} of the {average} checkpoints that "
-            f"decode.average_checkpoints averages; to use them without this warning, pass "
-            f"average_checkpoints={len(steps)}",
+            f"{folder.path} does not have {average} checkpoints to average "
+            f"(decode.average_checkpoints), so {used} is used",
             stacklevel=4,
         )
     return steps

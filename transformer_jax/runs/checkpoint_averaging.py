@@ -22,8 +22,8 @@ def select_steps(
 
     The last selected step is `step`, which defaults to the step of the latest intact checkpoint. If
     `average` is more than 1, the steps are those of consecutive scheduled checkpoints. With
-    `allow_fewer`, the result may contain fewer than `average` steps, and if there are no scheduled
-    checkpoints, the result contains only `step`.
+    `allow_fewer`, the result may contain fewer than `average` steps, and if the checkpoint at
+    `step` is not scheduled, or if no checkpoint is, the result contains only `step`.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.
@@ -36,14 +36,15 @@ def select_steps(
     if average == 1 and step is None and (newest := checkpoints.latest_valid()) is not None:
         return [newest]
     available = sorted(checkpoints.scores) if average > 1 else checkpoints.steps
-    if allow_fewer and not available:
+    is_unscheduled = step not in available and step in checkpoints.steps
+    if allow_fewer and (is_unscheduled or not available):
         return select_steps(checkpoints, 1, step)
     for damaged, reason in checkpoints.damaged_metadata.items() if average > 1 else ():
         if damaged == step:
             raise StorageError(f"checkpoint {step} of {run} is damaged: {reason}")
         stderr.print(f"checkpoint {damaged} is damaged and not averaged: {reason}")
     if step not in (None, *available):
-        kind = "scheduled checkpoint" if average > 1 else "checkpoint"
+        kind = "checkpoint to average" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"
         raise UsageError(f"{run} has no {kind} at step {step}; available steps: {names}")
     steps = [s for s in available if step is None or s <= step][-average:]
@@ -54,8 +55,8 @@ def select_steps(
     if len(steps) < (1 if allow_fewer else average):
         until = "" if step is None else f" up to step {step}"
         raise UsageError(
-            f"cannot average {average} checkpoints: {run} has {len(steps)} consecutive scheduled "
-            f"checkpoints{until}; to use the latest checkpoint alone, pass ",
+            f"cannot average {average} checkpoints: {run} has only {len(steps)} that can be "
+            f"averaged{until}; to use the latest one alone, pass ",
             Setting("average_checkpoints", 1),
         )
     return steps

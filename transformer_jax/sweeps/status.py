@@ -172,17 +172,18 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
     """Return the folder of the latest evaluation on a split, ordered by step and then by time.
 
-    Unless `any_search` is true, consider only evaluations that used the search options and the
-    number of averaged checkpoints in the run's config.
+    Unless `any_search` is true, consider only evaluations that used the search options in the run's
+    config and, among these, only the evaluations that averaged the most checkpoints.
     """
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         scores = read_json_object(path)
         step = scores.get("step", 0)
         if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
+            averaged = 0 if any_search else scores["average_checkpoints"]
             # A new evaluation may have deleted the file since it was read.
             with contextlib.suppress(FileNotFoundError):
-                candidates.append((step, path.stat().st_mtime, path.parent))
+                candidates.append((averaged, step, path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 
 

@@ -112,3 +112,53 @@ def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
     num_short = sum(count < 4 for count in counts[1:])
     assert num_short
     assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two of the three checkpoints that its config averages."""
+    path = tmp_path_factory.mktemp("short") / "run"
+    config = SMALL.change(decode={"average_checkpoints": 3, "beam_size": 1})
+    return write_untrained_run(path, config).path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("translate",),
+        ("attention", "one", "eins", "--out", "page.html"),
+        ("evaluate", "--split", "dev"),
+        ("package", "--license", "mit", "--out", "package"),
+        ("plot", "--kind", "positions", "--out", "positions.svg"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_command_averages_the_checkpoints_that_a_short_run_has_and_says_so_once(
+    command: tuple[str, ...],
+    short_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "in.txt").write_text("one\n", "utf-8")
+    name, *options = command
+
+    def run_in(folder: str, *more: str) -> tuple[int, str]:
+        """Run the command in a new folder; return the exit code and the standard error."""
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        with (tmp_path / "in.txt").open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            return main([name, str(short_run), *options, *more]), capfd.readouterr().err
+
+    note = (
+        f"note: {short_run} does not have 3 checkpoints to average (decode.average_checkpoints), "
+        "so the mean of 2 is used\n"
+    )
+    code, error = run_in("default")
+    assert (code, error.count(note)) == (0, 1)
+    code, error = run_in("explicit", "--average-checkpoints", "2")
+    assert (code, error.count("checkpoints to average")) == (0, 0)
+    mistake = f"transformer-jax: cannot average 3 checkpoints: {short_run} has only 2 that can be"
+    code, error = run_in("too_many", "--average-checkpoints", "3")
+    assert (code, error.startswith(mistake), error.count("\n")) == (2, True, 1)

@@ -130,7 +130,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
         (["--grid", "--beam-size", "4"], "--grid does not combine with --beam-size"),
         (["--grid", "--alpha", "0"], "--grid does not combine with --alpha"),
         (["--grid", "--on", "a", "b"], "--grid does not combine with --on"),
-        (["--grid", "--averages", "2", "3"], "2 consecutive checkpoints; pass --averages 2"),
+        (["--grid", "--averages", "2", "3"], "only 2 that can be averaged; pass --averages 2"),
         (["--grid", "--averages", "0"], "must be positive, got 0"),
         (["--grid", "--beam-sizes", "0"], "decode.beam_size must be from 1 to 1000"),
         (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be at least 0"),

@@ -23,7 +23,7 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
         mean = average_params(checkpoints, select_steps(checkpoints, 2), target)
         np.testing.assert_allclose(mean["layer"]["kernel"], 3.0)
         np.testing.assert_allclose(mean["layer"]["bias"], [3.0, 4.0])
-        with pytest.raises(UsageError, match=r"cannot average 4 checkpoints: .* has 3") as caught:
+        with pytest.raises(UsageError, match=r"cannot average 4 checkpoints: .* only 3") as caught:
             select_steps(checkpoints, 4)
     assert "pass average_checkpoints=1" in str(caught.value)
     assert "pass --average-checkpoints 1" in format_for_shell(caught.value)
@@ -52,9 +52,10 @@ def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
         assert select_steps(checkpoints, 2, step=2) == [1, 2]
         with pytest.raises(UsageError, match=r"run has no checkpoint at step 3; .*: 1, 2, 4, 5$"):
             select_steps(checkpoints, step=3)
-        with pytest.raises(UsageError, match=r"no scheduled checkpoint at step 5; .*: 1, 2, 4$"):
+        with pytest.raises(UsageError, match=r"no checkpoint to average at step 5; .*: 1, 2, 4$"):
             select_steps(checkpoints, 2, step=5)
-        with pytest.raises(UsageError, match=r"average 3 .* has 2 consecutive .* up to step 2"):
+        assert select_steps(checkpoints, 2, step=5, allow_fewer=True) == [5]
+        with pytest.raises(UsageError, match=r"average 3 .* has only 2 .* up to step 2;"):
             select_steps(checkpoints, 3, step=2)
 
 
@@ -65,7 +66,7 @@ def test_an_average_never_spans_a_deleted_checkpoint(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:
         assert select_steps(checkpoints, 2) == [4, 5]
         for average, step in ((3, None), (2, 4)):
-            with pytest.raises(UsageError, match=r"consecutive scheduled checkpoints"):
+            with pytest.raises(UsageError, match=rf"cannot average {average} checkpoints"):
                 select_steps(checkpoints, average, step)
 
 
@@ -84,7 +85,7 @@ def test_an_average_contains_no_damaged_checkpoint(tmp_path: Path) -> None:
 
     assert selected(5, 2) == [3, 4]
     assert selected(2, 3) == [3, 4, 5]
-    with pytest.raises(UsageError, match="has 3 consecutive scheduled checkpoints;"):
+    with pytest.raises(UsageError, match="has only 3 that can be averaged;"):
         selected(2, 4)
     with pytest.raises(StorageError, match=r"checkpoint 4 of .* is damaged"):
         selected(4, 2, step=4)

@@ -40,6 +40,29 @@ def test_scores_belong_to_the_search_that_they_were_stored_with(run: SweepRun) -
     assert newest_evaluation(run, "test", any_search=True) == folder
 
 
+def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> None:
+    changed = run.config.change(decode={"average_checkpoints": 3})
+    run = dataclasses.replace(run, config=changed)
+    decode = changed.to_dict()["decode"]
+
+    def add(step: int, averaged: int) -> Path:
+        folder = run.path / "evaluations" / f"test-step{step}-average{averaged}"
+        folder.mkdir(parents=True)
+        scores = {"step": step, "average_checkpoints": averaged, "decode": decode}
+        (folder / "scores.json").write_text(json.dumps(scores))
+        return folder
+
+    short = add(8, 2)
+    assert newest_evaluation(run, "test") == short
+    # Evaluations that average more checkpoints than the config are those of another search.
+    add(8, 4)
+    assert newest_evaluation(run, "test") == short
+    whole = add(8, 3)
+    # An evaluation of a later checkpoint alone does not hide the average.
+    add(9, 1)
+    assert newest_evaluation(run, "test") == whole
+
+
 def test_a_run_without_files_is_queued(run: SweepRun) -> None:
     assert read_status(run).status == read_status(run).summary == "queued"
 
