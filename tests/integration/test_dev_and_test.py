@@ -1,0 +1,38 @@
+"""Test the comparison of Table 3's rows on the development set and the test set."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from pages import ROOT
+
+from experiments.dev_and_test import compare_pairs, describe, read_scores
+
+RESULTS = ROOT / "experiments/results/table3-multi30k"
+
+
+def test_the_stored_page_contains_the_analysis_of_the_stored_runs() -> None:
+    page = "\n\n".join(describe(RESULTS)) + "\n"
+    assert page == (RESULTS / "dev-and-test.md").read_text("utf-8")
+
+
+def test_a_paired_test_ignores_what_two_rows_share() -> None:
+    # The differences are 1, 2, and 3: mean 2, standard error 1 / sqrt(3), t = 3.46 with two degrees
+    # of freedom. With two degrees of freedom, |t| is below x with probability x / sqrt(2 + x^2).
+    row, base = {0: 101.0, 1: 12.0, 2: 3.0, 3: 7.0}, {0: 100.0, 1: 10.0, 2: 0.0}
+    mean, interval, p = compare_pairs(row, base)
+    assert mean == 2
+    half = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)
+    assert interval == pytest.approx([2 - half, 2 + half])
+    assert p == pytest.approx(1 - math.sqrt(12) / math.sqrt(14))
+
+
+def test_only_finished_runs_count(tmp_path: Path) -> None:
+    with (tmp_path / "runs.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "status", "dev_perplexity", "test_bleu"])
+        writer.writerow(["base/seed-0", "done", math.e, 30.5])
+        writer.writerow(["E/seed-3", "queued", "", ""])
+    assert read_scores(tmp_path, "dev", "perplexity") == {"base": {0: pytest.approx(1)}}
+    assert read_scores(tmp_path, "test", "bleu") == {"base": {0: 30.5}}
