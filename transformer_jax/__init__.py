@@ -44,6 +44,7 @@ from transformer_jax.errors import (
     TransformerJaxError,
     UsageError,
 )
+from transformer_jax.registry import register
 
 if TYPE_CHECKING:
     from transformer_jax.analysis.comparison import compare
@@ -81,6 +82,7 @@ __all__ = [
     "plot_losses",
     "plot_positions",
     "plot_schedule",
+    "register",
 ]
 
 # The names that require JAX, mapped to the modules that define them. A module is imported when one

@@ -18,6 +18,7 @@ from transformer_jax.commands.arguments import Words, check_positional, split_wo
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config import Config, Row
+from transformer_jax.config.loading import import_file, import_inherited
 from transformer_jax.config.validation import TypeForm, annotations, did_you_mean
 from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.distributed import heartbeat
@@ -39,6 +40,7 @@ def _dispatch(arguments: list[str]) -> None:
     if arguments == ["--version"]:
         stdout.print(importlib.metadata.version("transformer-jax"))
         return
+    arguments = _import_files(arguments)
     name, *rest = arguments
     if name not in COMMANDS:
         raise UsageError(
@@ -53,6 +55,21 @@ def _dispatch(arguments: list[str]) -> None:
         _create(command_type, words.own).run()
     else:
         _run_config_command(command_type, words, arguments)
+
+
+def _import_files(arguments: list[str]) -> list[str]:
+    """Import the file of each `--import FILE`, and return the other arguments."""
+    import_inherited()
+    words, others = list(arguments), list[str]()
+    while words:
+        option, equals, file = words.pop(0).partition("=")
+        if option != "--import":
+            others.append(option + equals + file)
+        elif equals or words:
+            import_file(file if equals else words.pop(0))
+        else:
+            raise UsageError("--import needs a value")
+    return others
 
 
 def _usage() -> str:

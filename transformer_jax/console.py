@@ -19,6 +19,7 @@ from rich.progress import Progress, TaskID
 from rich.segment import ControlType
 from rich.text import Text
 
+from transformer_jax.config.loading import import_arguments
 from transformer_jax.errors import (
     OutOfMemoryError,
     RunInterrupted,
@@ -39,7 +40,7 @@ def escape_control_characters(text: str) -> str:
 
 def shell_command(*words: object) -> str:
     """Return a `transformer-jax` command, quoted for the shell."""
-    return shlex.join(["transformer-jax", *map(str, words)])
+    return shlex.join(["transformer-jax", *map(str, words), *import_arguments()])
 
 
 def _format_option(setting: Setting) -> str:

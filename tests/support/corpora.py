@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from example_configs import read_pairs
 
+from transformer_jax import registry
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
@@ -37,6 +39,12 @@ class InMemoryCorpus:
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
         yield from self._pairs[split][start:]
+
+
+def use_corpus(monkeypatch: pytest.MonkeyPatch, corpus: InMemoryCorpus) -> None:
+    """Replace the corpus number_words."""
+    part = registry.Part(lambda _: corpus, is_foreign=False, file=None)
+    monkeypatch.setitem(registry._parts["data.corpus"], "number_words", part)
 
 
 def sequences(prepared: Prepared, split: Split) -> list[list[list[int]]]:

@@ -8,11 +8,13 @@ import json
 import math
 import types
 import typing
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.architectures import unused_defaults
+from transformer_jax.config.validation import PartName, annotations
 from transformer_jax.data.splits import SPLITS, Split
 
 FOLDER = Path(__file__).parents[1] / "data"
@@ -77,7 +79,16 @@ SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
 FIELDS: list[tuple[Any, str]] = [
     (kind, field.name) for kind in SECTIONS for field in dataclasses.fields(kind)
 ]
-KINDS = {(kind, key): typing.get_type_hints(kind)[key] for kind, key in FIELDS}
+
+
+def kind_of(section: Any, key: str) -> Any:
+    """Return a field's type. If it selects a part, the type is the Literal of the own names."""
+    kind, rules = annotations(section)[key]
+    names = [rule.own for rule in rules if isinstance(rule, PartName)]
+    return getitem(typing.Literal, names[0]) if names else kind
+
+
+KINDS = {(kind, key): kind_of(kind, key) for kind, key in FIELDS}
 
 # A small valid value, a large valid value, and some invalid values. All values between the two
 # valid values satisfy the field's rule.

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import masked_softmax, weighted_sum
-from transformer_jax.model.build import ATTENTION_SCORES
+from transformer_jax.model.build import SCORES
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 
@@ -39,7 +39,7 @@ class SourceAttention(nn.Module):
     def setup(self) -> None:
         """Create the score function and, for the additive score, the projections W and U."""
         c = self.config
-        make_score = ATTENTION_SCORES[c.attention_score]
+        make_score = SCORES[c.attention_score]
         width = c.d_model
         score_config = ModelConfig(d_model=width, num_heads=1, d_k=width, positions="none")
         self.score = make_score(score_config)

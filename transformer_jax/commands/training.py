@@ -167,6 +167,8 @@ class Resume(TrainingCommand):
         config = rows[""].config
         with self.join_processes(config) as group:
             folder = RunFolder.open(self.path)
+            for line in folder.changed_files if group.is_primary else []:
+                stderr.print(f"note: {line}")
             _check_moved_text(folder, config.data)
             folder = folder.with_config(config)
             # The primary process stores the new config after every process has read the old one.

@@ -17,9 +17,13 @@ from pathlib import Path
 from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
+from transformer_jax.errors import UsageError
 from transformer_jax.files import INVALID_JSON
+from transformer_jax.registry import registered_files
 
 PACKAGE = Path(__file__).parents[1]
+IMPORTS = "TRANSFORMER_JAX_IMPORT"
+"""The environment variable that lists files to import, separated like the folders in PATH."""
 
 
 def shipped_configs() -> Path:
@@ -93,6 +97,48 @@ def resolve_path(path: str) -> Path:
     raise ConfigError(f"no config file {path}{hint} (shipped: {', '.join(shipped)})")
 
 
+def import_file(path: str) -> None:
+    """Execute a user's Python file, which can register parts, and let child processes do the same.
+
+    Raises:
+        UsageError: the path is not a Python file, or the file raises an error.
+    """
+    file = Path(path).expanduser().resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise UsageError(f"cannot import {path}: it is not a Python file")
+    if file not in imported_files():
+        try:
+            _execute(file)
+        except ConfigError as error:
+            raise UsageError(f"cannot import {path}: {error}") from error
+        _inherit(file)
+
+
+def import_inherited() -> None:
+    """Import the files that the parent process imported, and those that the user listed."""
+    files = imported_files()
+    os.environ.pop(IMPORTS, None)
+    for file in files:
+        import_file(str(file))
+
+
+def imported_files() -> list[Path]:
+    """Return the files that were imported, or that registered parts while they were read."""
+    return [Path(file) for file in os.environ.get(IMPORTS, "").split(os.pathsep) if file]
+
+
+def import_arguments() -> list[str]:
+    """Return the command-line arguments that import the same files."""
+    folder = Path.cwd()
+    files = (f.relative_to(folder) if f.is_relative_to(folder) else f for f in imported_files())
+    return [word for file in files for word in ("--import", str(file))]
+
+
+def _inherit(file: Path) -> None:
+    """Add a file to the list of files that this process's children import."""
+    os.environ[IMPORTS] = os.pathsep.join(map(str, dict.fromkeys([*imported_files(), file])))
+
+
 def _read_json_config(path: Path) -> Config:
     try:
         data = json.loads(path.read_text("utf-8"))
@@ -128,9 +174,12 @@ def _execute(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path} is not a Python file")
     with _importable(path.resolve().parent):
         try:
-            return runpy.run_path(str(path.resolve()))
+            names = runpy.run_path(str(path.resolve()))
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{_error_location(path, error)}: {_error_message(error)}") from error
+    if path.resolve() in registered_files():
+        _inherit(path.resolve())
+    return names
 
 
 @contextmanager

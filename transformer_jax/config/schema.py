@@ -19,11 +19,13 @@ from transformer_jax.config.sections import (
 )
 from transformer_jax.config.validation import (
     ConfigError,
+    PartName,
     annotations,
     check_field_name,
     field_names,
 )
 from transformer_jax.files import JsonObject
+from transformer_jax.registry import Registry
 
 # The paper uses 4,000 warmup steps of about 25,000 tokens each (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000
@@ -96,6 +98,10 @@ class Config:
             for section, fields in dataclasses.asdict(self).items()
         }
 
+    def parts(self) -> dict[str, str]:
+        """Return the names of the selected parts, keyed by field, such as "model.norm"."""
+        return {field: getattr(getattr(self, section), key) for field, section, key in PART_FIELDS}
+
     @classmethod
     def from_dict(cls, data: JsonObject) -> Self:
         """Convert the output of `to_dict` back into a config; missing fields get their defaults.
@@ -142,6 +148,19 @@ class Config:
             f"{self.data.batch_tokens:,} x train.warmup_steps {train.warmup_steps:,}), but the "
             f"paper's covers 100 M: change train.warmup_steps, or set train.learning_rate_scale"
         )
+
+
+PART_FIELDS = [
+    (f"{section}.{key}", section, key)
+    for section, (section_type, _) in annotations(Config).items()
+    for key, (_, rules) in annotations(section_type).items()
+    if any(isinstance(rule, PartName) for rule in rules)
+]
+"""The fields that select parts: (field, section, key), such as ("model.norm", "model", "norm")."""
+
+for _field, _section, _key in PART_FIELDS:
+    _rules = annotations(annotations(Config)[_section][0])[_key][1]
+    Registry(_field, reserved=next(rule.own for rule in _rules if isinstance(rule, PartName)))
 
 
 @dataclass(frozen=True)

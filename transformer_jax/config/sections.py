@@ -14,6 +14,7 @@ from transformer_jax.config.validation import (
     ConfigSection,
     at_least,
     between,
+    part_of,
 )
 from transformer_jax.special_tokens import BOS, PAD
 
@@ -28,6 +29,7 @@ HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
 # The values of `positions` that leave self-attention unchanged.
 ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
+RELATIVE_POSITIONS = ("alibi", "rotary", "relative", "t5")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
 
@@ -35,7 +37,7 @@ DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 class ModelConfig(ConfigSection):
     """The model architecture (section 3)."""
 
-    architecture: Literal["transformer", "rnn", "conv"] = "transformer"
+    architecture: Annotated[str, part_of("transformer", "rnn", "conv")] = "transformer"
     """The type of encoder and decoder. `rnn` and `conv` differ from the paper,
     because they use layers that the Transformer replaced. `rnn` uses recurrent
     layers (Bahdanau et al., Luong et al.), and `conv` uses gated convolutions
@@ -49,7 +51,7 @@ class ModelConfig(ConfigSection):
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
-    activation: Literal["relu", "gelu", "swish"] = "relu"
+    activation: Annotated[str, part_of("relu", "gelu", "swish")] = "relu"
     """The activation function between the two linear layers of each feed-forward
     network (section 3.3). `gelu` (exact, not the tanh approximation) and
     `swish` differ from the paper."""
@@ -68,16 +70,7 @@ class ModelConfig(ConfigSection):
     activation_dropout: Annotated[float, PROBABILITY] = 0.0
     """Dropout rate inside the feed-forward networks. With a rate above 0,
     training differs from the paper's."""
-    positions: Literal[
-        "sinusoidal",
-        "concatenated_sinusoidal",
-        "learned",
-        "none",
-        "alibi",
-        "rotary",
-        "relative",
-        "t5",
-    ] = "sinusoidal"
+    positions: Annotated[str, part_of(*ADDED_POSITIONS, *RELATIVE_POSITIONS)] = "sinusoidal"
     """How positions are encoded (section 3.5). `sinusoidal` is the paper's
     choice, and `learned` is row E of Table 3. All other choices differ from the
     paper. `concatenated_sinusoidal` puts all sines before all cosines, as in
@@ -89,14 +82,14 @@ class ModelConfig(ConfigSection):
     Longer distances are clipped to this maximum."""
     position_buckets: Annotated[int, between(4, 64)] = 32
     """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
-    attention_score: Literal["scaled_dot_product", "dot_product", "general", "additive", "none"] = (
+    attention_score: Annotated[str, part_of(*DOT_PRODUCTS, "general", "additive", "none")] = (
         "scaled_dot_product"
     )
     """How queries are compared with keys (section 3.2.1). All choices except
     `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
-    attention_implementation: Literal["full", "blockwise", "cudnn"] = "full"
+    attention_implementation: Annotated[str, part_of("full", "blockwise", "cudnn")] = "full"
     """How attention is computed. `full` stores all attention weights at once.
     `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
     faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
@@ -115,7 +108,7 @@ class ModelConfig(ConfigSection):
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
     translations never contain that token."""
-    layer_norm: Literal["post", "pre"] = "post"
+    layer_norm: Annotated[str, part_of("post", "pre")] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
     the end of each stack."""
@@ -232,12 +225,12 @@ class ModelConfig(ConfigSection):
 class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
-    corpus: Literal["number_words", "text", "tfds", "trees"] = "number_words"
+    corpus: Annotated[str, part_of("number_words", "text", "tfds", "trees")] = "number_words"
     """The source of the sentence pairs. `number_words`: numbers spelled out in
     English and German, generated on the fly. `text`: your own files. `tfds`: a
     dataset from TensorFlow Datasets, downloaded on first use. `trees`:
     sentences and their linearized trees, from a treebank (section 6.3)."""
-    task: Literal["translation", "parsing"] = "translation"
+    task: Annotated[str, part_of("translation", "parsing")] = "translation"
     """The type of task, which determines the scores that the evaluate command
     reports in addition to BLEU and chrF. For `parsing`, the command also
     reports the labeled precision, recall, and F1 of linearized trees according

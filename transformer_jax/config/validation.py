@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from transformer_jax.errors import ConfigError
+from transformer_jax.registry import foreign_names
 
 # An integer above this limit cannot be converted to a float.
 LARGEST = sys.float_info.max
@@ -49,6 +50,29 @@ POSITIVE = Rule("positive and finite", lambda value: 0 < value <= LARGEST)
 PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
+@dataclass(frozen=True)
+class PartName:
+    """A rule for a field that selects a registered part (see `transformer_jax.registry`)."""
+
+    own: tuple[str, ...]
+    """The names of this package's parts, which are known before the parts are imported."""
+
+    def check(self, field: str, name: str) -> None:
+        """Raise a ConfigError if no part is registered under this name."""
+        foreign = foreign_names(field)
+        if name not in self.own and name not in foreign:
+            names = (*self.own, *foreign)
+            hint = did_you_mean(name, names)
+            advice = f"{hint}; a part in your own file must be imported first"
+            rule = f"one of {', '.join(map(repr, names))}"
+            raise ConfigError.from_field(field, rule, name, advice)
+
+
+def part_of(*own: str) -> PartName:
+    """Return the rule for a field that selects a part; `own` are the names of built-in parts."""
+    return PartName(own)
+
+
 class ConfigSection:
     """Base class for config sections. Creating a section checks each field's type and rules."""
 
@@ -62,6 +86,8 @@ class ConfigSection:
             for rule in metadata:
                 if isinstance(rule, Rule) and value is not None:
                     self.require(key, rule.allows(value), rule.words)
+                if isinstance(rule, PartName):
+                    rule.check(f"{self.name}.{key}", value)
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
         """Unless `is_valid` is true, raise a ConfigError that states the field, rule, and value."""

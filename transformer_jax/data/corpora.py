@@ -9,6 +9,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.data.tf_datasets import TranslationDataset
 from transformer_jax.data.tree_files import TreeFiles
+from transformer_jax.registry import Registry
 
 
 class Corpus(Protocol):
@@ -33,17 +34,27 @@ class Corpus(Protocol):
         """Yield the source and target lines of each pair, starting at pair `start`."""
 
 
-# The corpus for each value of `data.corpus`.
-CORPORA: dict[str, Callable[[DataConfig], Corpus]] = {
-    "number_words": lambda config: NumberWords(
-        config.num_pairs, config.max_numbers_per_line, config.max_digits
-    ),
-    "text": lambda config: TextFiles(
-        {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
-    ),
-    "tfds": lambda config: TranslationDataset(config.dataset, config.languages, config.folder),
-    "trees": lambda config: TreeFiles(config.folder),
-}
+CORPORA = Registry[Callable[[DataConfig], Corpus]]("data.corpus")
+
+
+@CORPORA.register("number_words")
+def _read_number_words(config: DataConfig) -> Corpus:
+    return NumberWords(config.num_pairs, config.max_numbers_per_line, config.max_digits)
+
+
+@CORPORA.register("text")
+def _read_text(config: DataConfig) -> Corpus:
+    return TextFiles({"train": config.train, "dev": config.dev, "test": config.test}, config.folder)
+
+
+@CORPORA.register("tfds")
+def _read_tf_dataset(config: DataConfig) -> Corpus:
+    return TranslationDataset(config.dataset, config.languages, config.folder)
+
+
+@CORPORA.register("trees")
+def _read_trees(config: DataConfig) -> Corpus:
+    return TreeFiles(config.folder)
 
 
 def bleu_tokenizer(config: DataConfig) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from transformer_jax.evaluation.parsing import describe_parses, read_references, score_parses
 from transformer_jax.files import JsonObject
+from transformer_jax.registry import Registry
 
 
 class Task(NamedTuple):
@@ -25,9 +26,10 @@ class Task(NamedTuple):
     """A function that returns the lines that `evaluate` prints."""
 
 
-# The task for each value of `data.task` except "translation", for which BLEU and chrF are the only
-# scores.
-TASKS: dict[str, Task] = {"parsing": Task("f1", read_references, score_parses, describe_parses)}
+TASKS = Registry[Task | None]("data.task")
+# BLEU and chrF are the only scores of translations.
+TASKS.register("translation")(None)
+TASKS.register("parsing")(Task("f1", read_references, score_parses, describe_parses))
 
 
 def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
@@ -35,7 +37,7 @@ def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> 
 
     Call this function before starting a long search.
     """
-    if (task := TASKS.get(name)) is not None:
+    if (task := TASKS[name]) is not None:
         task.check(sources, references)
 
 
@@ -43,7 +45,7 @@ def score_task(
     name: str, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> JsonObject | None:
     """Return a task's scores with "name" and "main_score", or None if the task is translation."""
-    if (task := TASKS.get(name)) is None:
+    if (task := TASKS[name]) is None:
         return None
     values = task.score(sources, hypotheses, references)
     return {"name": name, "main_score": task.main_score, **values}
@@ -56,4 +58,5 @@ def main_score(values: JsonObject | None) -> dict[str, float]:
 
 def describe_task(values: JsonObject) -> list[str]:
     """Return lines that describe the result of `score_task`."""
-    return TASKS[values["name"]].describe(values)
+    task = TASKS[values["name"]]
+    return [] if task is None else task.describe(values)

@@ -1,6 +1,7 @@
 """Build a Transformer from a config. Only this file maps config values to Transformer modules."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -26,65 +27,78 @@ from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
 from transformer_jax.model.variants.output_bias import BiasedTransformer
+from transformer_jax.model.variants.positional_encodings import AddNothing
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoderLayer
+from transformer_jax.registry import Registry
 
-POSITION_SCHEMES: dict[str, tuple[type[AddPositions], type[MultiHeadAttention] | None]] = {
-    # Each value is a pair: the module that adds positional encodings to the embeddings, and the
-    # self-attention module that the scheme requires. If the second item is None, the scheme works
-    # with every attention implementation.
-    "sinusoidal": (AddPositions, None),
-    "concatenated_sinusoidal": (positional_encodings.AddConcatenatedSinusoids, None),
-    "learned": (AddLearnedPositions, None),
-    "none": (positional_encodings.AddNothing, None),
-    "alibi": (positional_encodings.AddNothing, relative_positions.AlibiAttention),
-    "rotary": (positional_encodings.AddNothing, relative_positions.RotaryAttention),
-    "relative": (positional_encodings.AddNothing, relative_positions.RelativeAttention),
-    "t5": (positional_encodings.AddNothing, relative_positions.T5Attention),
-}
 
-# The decoder's self-attention, for position schemes in which it differs from the encoder's.
-CAUSAL_SELF_ATTENTION = {"t5": relative_positions.CausalT5Attention}
+class PositionScheme(NamedTuple):
+    """How a Transformer encodes positions."""
 
-ATTENTION_SCORES: dict[str, MakeScore] = {
-    "scaled_dot_product": lambda _: scaled_dot_product,
-    "dot_product": lambda _: dot_product,
-    "general": General,
-    "additive": Additive,
-}
+    add_positions: type[AddPositions]
+    """The module that adds positional encodings to the embeddings."""
+    self_attention: type[MultiHeadAttention] | None = None
+    """The self-attention that the scheme requires. With None, the scheme works with every attention
+    implementation."""
+    causal_self_attention: type[MultiHeadAttention] | None = None
+    """The decoder's self-attention, if it differs from the encoder's."""
 
-ATTENTION_IMPLEMENTATIONS = {
-    "full": MultiHeadAttention,
-    "blockwise": BlockwiseAttention,
-    "cudnn": CudnnAttention,
-}
 
-ACTIVATIONS: dict[str, Activation] = {
-    "relu": nn.relu,
-    "gelu": partial(nn.gelu, approximate=False),
-    "swish": nn.swish,
-}
+POSITIONS = Registry[PositionScheme]("model.positions")
+for _name, _scheme in {
+    "sinusoidal": PositionScheme(AddPositions),
+    "concatenated_sinusoidal": PositionScheme(positional_encodings.AddConcatenatedSinusoids),
+    "learned": PositionScheme(AddLearnedPositions),
+    "none": PositionScheme(AddNothing),
+    "alibi": PositionScheme(AddNothing, relative_positions.AlibiAttention),
+    "rotary": PositionScheme(AddNothing, relative_positions.RotaryAttention),
+    "relative": PositionScheme(AddNothing, relative_positions.RelativeAttention),
+    "t5": PositionScheme(
+        AddNothing, relative_positions.T5Attention, relative_positions.CausalT5Attention
+    ),
+}.items():
+    POSITIONS.register(_name)(_scheme)
 
-LAYER_NORM_PLACEMENTS = {"post": AddAndNorm, "pre": NormAndAdd}
+SCORES = Registry[MakeScore]("model.attention_score")
+SCORES.register("scaled_dot_product")(lambda _: scaled_dot_product)
+SCORES.register("dot_product")(lambda _: dot_product)
+SCORES.register("general")(General)
+SCORES.register("additive")(Additive)
+
+ATTENTIONS = Registry[type[MultiHeadAttention]]("model.attention_implementation")
+ATTENTIONS.register("full")(MultiHeadAttention)
+ATTENTIONS.register("blockwise")(BlockwiseAttention)
+ATTENTIONS.register("cudnn")(CudnnAttention)
+
+ACTIVATIONS = Registry[Activation]("model.activation")
+ACTIVATIONS.register("relu")(nn.relu)
+ACTIVATIONS.register("gelu")(partial(nn.gelu, approximate=False))
+ACTIVATIONS.register("swish")(nn.swish)
+
+RESIDUALS = Registry[type[AddAndNorm]]("model.layer_norm")
+RESIDUALS.register("post")(AddAndNorm)
+RESIDUALS.register("pre")(NormAndAdd)
 
 
 def choose_components(config: ModelConfig) -> Components:
     """Return the modules that the config selects."""
-    add_positions, required_attention = POSITION_SCHEMES[config.positions]
+    scheme = POSITIONS[config.positions]
+    add_positions = scheme.add_positions
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
         add_positions = positional_encodings.AddClampedPositions
-    attention = ATTENTION_IMPLEMENTATIONS[config.attention_implementation]
+    attention = ATTENTIONS[config.attention_implementation]
     # The config rejects an attention window if the position scheme requires its own self-attention.
     window = None if config.attention_window is None else WindowedAttention
-    self_attention = required_attention or window or attention
+    self_attention = scheme.self_attention or window or attention
     return Components(
         add_positions=add_positions,
         self_attention=self_attention,
-        causal_self_attention=CAUSAL_SELF_ATTENTION.get(config.positions, self_attention),
+        causal_self_attention=scheme.causal_self_attention or self_attention,
         cross_attention=attention,
-        make_score=ATTENTION_SCORES[config.attention_score],
+        make_score=SCORES[config.attention_score],
         activation=ACTIVATIONS[config.activation],
-        residual=LAYER_NORM_PLACEMENTS[config.layer_norm],
+        residual=RESIDUALS[config.layer_norm],
         encoder_layer=RematEncoderLayer if config.remat else EncoderLayer,
         decoder_layer=RematDecoderLayer if config.remat else DecoderLayer,
     )

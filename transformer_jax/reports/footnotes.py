@@ -75,6 +75,8 @@ def _describe_corpus(data: DataConfig) -> str:
             return f"{data.dataset} ({' to '.join(data.languages)})"
         case "trees":
             return "a treebank"
+        case name:
+            return name
 
 
 def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> list[str]:

@@ -44,6 +44,7 @@ from transformer_jax.files import (
     read_limited,
     write_json,
 )
+from transformer_jax.registry import describe_foreign, foreign_names
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
@@ -165,6 +166,7 @@ class RunFolder:
                     f"{path} has format {data['format']}, but this version of transformer-jax "
                     f"reads only format {FORMAT}"
                 )
+            _check_parts(path, data)
             config = Config.from_dict(data["config"])
             vocabulary = read_vocabulary(path, data)
             package = Package.from_dict(data["package"]) if "package" in data else None
@@ -187,11 +189,26 @@ class RunFolder:
         return {**self.software_versions, **self._digests}
 
     @property
+    def changed_files(self) -> list[str]:
+        """A sentence for each file of parts whose code differs from what this run recorded."""
+        recorded = _read_parts(self._read_description())
+        return [
+            f"{part['file']}, which defines {field} {part['name']}, has changed since {self.path} "
+            f"recorded it: sha256 {part['sha256'][:12]} -> {now['sha256'][:12]}"
+            for field, now in describe_foreign(self.config.parts()).items()
+            if "sha256" in now and "sha256" in (part := recorded.get(field, {}))
+            if now["sha256"] != part["sha256"]
+        ]
+
+    @property
     def software_versions(self) -> dict[str, str]:
         """The versions of the software that created the run or last changed its config."""
-        stored = json.loads(read_limited(self.path / "run.json")).get("versions")
+        stored = self._read_description().get("versions")
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
+
+    def _read_description(self) -> JsonObject:
+        return json.loads(read_limited(self.path / "run.json"))
 
     @property
     def identity(self) -> dict[str, object]:
@@ -250,9 +267,32 @@ class RunFolder:
             **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
             "versions": versions,
+            **({"parts": parts} if (parts := describe_foreign(self.config.parts())) else {}),
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)
+
+
+def _read_parts(description: JsonObject) -> dict[str, dict[str, str]]:
+    """Return the parts from outside this package that a run uses, keyed by field."""
+    return {
+        field: {key: str(value) for key, value in part.items()}
+        for field, part in description.get("parts", {}).items()
+    }
+
+
+def _check_parts(path: Path, description: JsonObject) -> None:
+    """Raise a UsageError if the run uses a part that is not registered.
+
+    A run never causes an import, because it holds only data.
+    """
+    for field, part in _read_parts(description).items():
+        if part["name"] not in foreign_names(field):
+            place = part.get("file", "a notebook")
+            raise UsageError(
+                f"{path} uses {field} {part['name']!r}, which {place} registers: import that file "
+                f"first (on the command line: --import {place})"
+            )
 
 
 def check_available(path: Path) -> None:

@@ -133,7 +133,9 @@ def write_card(
     return CARD.format(
         front_matter=front_matter,
         name=name,
-        architecture=ARCHITECTURES[config.model.architecture],
+        architecture=ARCHITECTURES.get(
+            config.model.architecture, f"A model of architecture {config.model.architecture}"
+        ),
         path=json.dumps(name, ensure_ascii=False),
         command=shell_command("translate", name),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
@@ -159,6 +161,8 @@ def _describe_data(data: DataConfig, versions: Mapping[str, str], note: str) -> 
             files = {"training": data.train, "development": data.dev, "test": data.test}
             named = (f"{k} {_code(' '.join(v))}" for k, v in files.items() if v is not None)
             text = f"Text files: {', '.join(named)}."
+        case name:
+            text = f"The corpus {_code(name)}, which is not part of transformer-jax."
     kind = "vocabulary" if data.source_vocab_size is None else "target vocabulary"
     paragraphs = "\n\n".join(filter(None, [text, note.strip()]))
     return f"""{paragraphs}

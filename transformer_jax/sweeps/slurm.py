@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_jax.config.loading import import_inherited
 from transformer_jax.errors import ConnectionFailedError, RunInterrupted, StorageError, UsageError
 from transformer_jax.sweeps.launch import start_worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun
@@ -61,6 +62,7 @@ class Task:
 
     def __call__(self) -> None:
         """Run the remaining phases in a worker, and exit with the worker's exit code."""
+        import_inherited()
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from transformer_jax.config.loading import import_inherited
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
 from transformer_jax.errors import (
@@ -136,6 +137,7 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
 
 def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
     """Run the worker with the given command-line arguments; return the exit code."""
+    import_inherited()
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         # Child processes inherit this CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

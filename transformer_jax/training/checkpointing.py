@@ -7,8 +7,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.config import Config
 from transformer_jax.distributed.preemption import CheckpointTimer
 from transformer_jax.errors import StorageError
+from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.components import RunComponents
@@ -24,10 +26,15 @@ def checkpoint_arrays(state: TrainState) -> dict[str, object]:
     return {"params": state.params, "optimizer": state.opt_state}
 
 
-def checkpoint_metadata(state: TrainState, pending_metrics: Sums) -> dict[str, object]:
+def checkpoint_metadata(
+    state: TrainState, pending_metrics: Sums, config: Config
+) -> dict[str, object]:
     """Return the JSON metadata that a checkpoint stores alongside its arrays."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
-    environment = {"versions": installed_versions(), "devices": describe_devices()}
+    parts = describe_foreign(config.parts()).values()
+    files = {part["file"]: part["sha256"] for part in parts if "file" in part}
+    versions = {**installed_versions(), **files}
+    environment = {"versions": versions, "devices": describe_devices()}
     return {**environment, "pending_metrics": pending_metrics, **counts}
 
 
@@ -113,7 +120,10 @@ class Checkpointer:
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.
         """
-        arrays, metadata = checkpoint_arrays(state), checkpoint_metadata(state, pending_metrics)
+        arrays, metadata = (
+            checkpoint_arrays(state),
+            checkpoint_metadata(state, pending_metrics, self._run.folder.config),
+        )
         self._manager.prepare_save(step, arrays)
         self._run.group.barrier()
         self._manager.save(step, arrays, perplexity, metadata)

@@ -78,7 +78,7 @@ def create_run(
             with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
                 arrays = checkpoint_arrays(state)
                 manager.prepare_save(0, arrays)
-                manager.save(0, arrays, None, checkpoint_metadata(state, []))
+                manager.save(0, arrays, None, checkpoint_metadata(state, [], config))
     return replace(folder, path=path)
 
 

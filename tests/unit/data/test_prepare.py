@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from corpora import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences
+from corpora import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences, use_corpus
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
-from transformer_jax.data.corpora import CORPORA
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.data.splits import SPLITS
@@ -34,10 +33,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test an empty cache."""
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def use_corpus(monkeypatch: pytest.MonkeyPatch, corpus: InMemoryCorpus) -> None:
-    monkeypatch.setitem(CORPORA, "number_words", lambda _: corpus)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from corpora import TOKENIZER, WORDS, InMemoryCorpus, Pairs
+from corpora import TOKENIZER, WORDS, InMemoryCorpus, Pairs, use_corpus
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import vocabulary as vocabulary_module
-from transformer_jax.data.corpora import CORPORA
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer
@@ -23,10 +22,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give each test an empty cache."""
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def use_corpus(monkeypatch: pytest.MonkeyPatch, corpus: InMemoryCorpus) -> None:
-    monkeypatch.setitem(CORPORA, "number_words", lambda _: corpus)
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

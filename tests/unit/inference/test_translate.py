@@ -20,7 +20,7 @@ from transformer_jax.inference.translate import (
     Translator,
     translate_batch,
 )
-from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.build import POSITIONS, build_transformer
 from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.special_tokens import EOS
 
@@ -164,7 +164,7 @@ def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     "positions",
     [
         pytest.param(scheme, marks=[] if scheme in ("learned", "relative") else [pytest.mark.slow])
-        for scheme in POSITION_SCHEMES
+        for scheme in POSITIONS
     ],
 )
 def test_every_kind_of_position_reads_the_longest_source(run: Run, positions: str) -> None:

@@ -30,7 +30,7 @@ from transformer_jax.model.attention import (
     scaled_dot_product,
     weighted_sum,
 )
-from transformer_jax.model.build import ATTENTION_SCORES
+from transformer_jax.model.build import SCORES
 
 DOT_PRODUCTS = {"scaled_dot_product": scaled_dot_product, "dot_product": dot_product}
 
@@ -61,8 +61,8 @@ def test_attention_is_equation_1(score: str, mask_shape: tuple[int, ...], seed: 
 
 def test_the_config_offers_all_scores() -> None:
     """test_attention_scores.py tests the other two score functions."""
-    assert set(ATTENTION_SCORES) == {*DOT_PRODUCTS, "general", "additive"}
-    assert {name: ATTENTION_SCORES[name](SMALL_MODEL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
+    assert set(SCORES) == {*DOT_PRODUCTS, "general", "additive"}
+    assert {name: SCORES[name](SMALL_MODEL) for name in DOT_PRODUCTS} == DOT_PRODUCTS
 
 
 def test_a_masked_key_has_weight_zero() -> None:

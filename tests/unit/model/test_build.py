@@ -14,12 +14,13 @@ from oracles import SMALL_MODEL
 from transformer_jax.baselines.build import ARCHITECTURES
 from transformer_jax.baselines.recurrent import CELLS
 from transformer_jax.config import ConfigError, ModelConfig
+from transformer_jax.config.validation import PartName, annotations
 from transformer_jax.model.build import (
     ACTIVATIONS,
-    ATTENTION_IMPLEMENTATIONS,
-    ATTENTION_SCORES,
-    LAYER_NORM_PLACEMENTS,
-    POSITION_SCHEMES,
+    ATTENTIONS,
+    POSITIONS,
+    RESIDUALS,
+    SCORES,
     build_transformer,
 )
 from transformer_jax.model.encoder_decoder import init_params
@@ -27,17 +28,19 @@ from transformer_jax.model.encoder_decoder import init_params
 TABLES: dict[str, Mapping[str, object]] = {
     "architecture": ARCHITECTURES,
     "rnn_cell": CELLS,
-    "positions": POSITION_SCHEMES,
-    "attention_score": ATTENTION_SCORES,
-    "attention_implementation": ATTENTION_IMPLEMENTATIONS,
-    "layer_norm": LAYER_NORM_PLACEMENTS,
+    "positions": POSITIONS,
+    "attention_score": SCORES,
+    "attention_implementation": ATTENTIONS,
+    "layer_norm": RESIDUALS,
     "activation": ACTIVATIONS,
 }
 
 
 @pytest.mark.parametrize("field", TABLES)
 def test_every_name_in_the_config_has_an_entry(field: str) -> None:
-    names = typing.get_args(typing.get_type_hints(ModelConfig)[field])
+    field_type, rules = annotations(ModelConfig)[field]
+    names = [name for rule in rules if isinstance(rule, PartName) for name in rule.own]
+    names += typing.get_args(field_type)
     # The attention score `none` selects a recurrent model without attention.
     assert set(TABLES[field]) == set(names) - ({"none"} if field == "attention_score" else set())
 

@@ -14,7 +14,7 @@ from oracles import SMALL_MODEL, floats, multi_head_weights, sinusoid
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
-from transformer_jax.model.build import ATTENTION_SCORES, POSITION_SCHEMES, build_transformer
+from transformer_jax.model.build import POSITIONS, SCORES, build_transformer
 from transformer_jax.model.encoder_decoder import init_params, shift_right
 from transformer_jax.model.inspect import (
     abstract_params,
@@ -69,8 +69,8 @@ def test_the_first_layers_attend_to_embeddings_plus_positions() -> None:
 
 
 VARIANTS = [
-    *({"positions": positions} for positions in POSITION_SCHEMES),
-    *({"attention_score": score} for score in ATTENTION_SCORES if score != "scaled_dot_product"),
+    *({"positions": positions} for positions in POSITIONS),
+    *({"attention_score": score} for score in SCORES if score != "scaled_dot_product"),
     {"attention_score": "additive", "positions": "alibi"},
     {"attention_score": "dot_product", "positions": "relative"},
 ]

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from oracles import SMALL_MODEL, apply, drawn_params, examples, floats, normal
 from oracles import sinusoid as formula
 
-from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.build import POSITIONS, build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions, sinusoid
 
@@ -162,7 +162,7 @@ def test_too_many_positions_for_the_table_raise_a_one_line_error(side: int) -> N
     "scheme",
     [
         pytest.param(scheme, marks=[] if scheme == "sinusoidal" else [pytest.mark.slow])
-        for scheme in sorted(set(POSITION_SCHEMES) - {"learned"})
+        for scheme in sorted(set(POSITIONS) - {"learned"})
     ],
 )
 def test_only_learned_positions_have_tables(scheme: Any) -> None:

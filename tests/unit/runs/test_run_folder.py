@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from transformer_jax import registry
 from transformer_jax.config import Config
+from transformer_jax.config.loading import IMPORTS, import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
@@ -269,3 +271,31 @@ def test_only_ascii_digits_name_a_checkpoint(name: str, tmp_path: Path) -> None:
     for step in (name, "7"):
         (run.checkpoints / step).mkdir(parents=True)
     assert run.steps_done == 7
+
+
+def test_a_run_with_a_foreign_part_names_its_file_and_reports_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "my_part.py"
+    code = "import transformer_jax\n"
+    code += 'transformer_jax.register("model.activation", "twice")(lambda x: 2 * x)\n'
+    file.write_text(code)
+    monkeypatch.setenv(IMPORTS, "")
+    import_file(str(file))
+    config = CONFIG.change(model={"activation": "twice"})
+    run = RunFolder.create(tmp_path / "run", config, Vocabulary.share(TOKENIZER), "f1a9")
+    assert RunFolder.open(run.path).config == config
+    assert run.changed_files == []
+
+    monkeypatch.setenv(IMPORTS, "")
+    del registry._parts["model.activation"]["twice"]
+    registry._digests.clear()
+    with pytest.raises(UsageError, match=r"uses model.activation 'twice', which my_part.py regist"):
+        RunFolder.open(run.path)
+
+    file.write_text(code + "\n")
+    import_file(str(file))
+    [change] = RunFolder.open(run.path).changed_files
+    assert change.startswith("my_part.py, which defines model.activation twice, has changed")
+    del registry._parts["model.activation"]["twice"]
+    registry._digests.clear()

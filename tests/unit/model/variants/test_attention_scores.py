@@ -12,7 +12,7 @@ from jaxtyping import Array
 from oracles import SMALL_MODEL, Floats, apply, drawn_params, floats, initial_params, normal
 
 from transformer_jax.model.attention import dot_product
-from transformer_jax.model.build import ATTENTION_SCORES
+from transformer_jax.model.build import SCORES
 from transformer_jax.model.variants.attention_scores import Additive, General, additive
 
 HEADS, WIDTH = 3, 4
@@ -36,7 +36,7 @@ def additive_in_loops(params: Any, head: int, query: Floats, key: Floats) -> flo
     ("name", "formula"), [("general", general_in_loops), ("additive", additive_in_loops)]
 )
 def test_a_score_equals_its_formula(name: str, formula: Any) -> None:
-    score: Any = ATTENTION_SCORES[name](CONFIG)
+    score: Any = SCORES[name](CONFIG)
     params = drawn_params(score, QUERY, KEY)
     expected = np.zeros((2, HEADS, 5, 6))
     for b, h, t, s in np.ndindex(*expected.shape):

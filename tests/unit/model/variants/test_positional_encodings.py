@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles import SMALL_MODEL, apply, drawn_params, floats, normal
 
-from transformer_jax.model.build import POSITION_SCHEMES, build_transformer
+from transformer_jax.model.build import POSITIONS, build_transformer
 from transformer_jax.model.variants.positional_encodings import AddClampedPositions
 
 
@@ -24,7 +24,7 @@ def test_concatenated_sinusoids_are_tensor2tensors(d_model: int) -> None:
             inverse_timescale = 1.0 * math.exp(i * -log_timescale_increment)
             expected[position, i] = math.sin(position * inverse_timescale)
             expected[position, num_timescales + i] = math.cos(position * inverse_timescale)
-    add_positions = POSITION_SCHEMES["concatenated_sinusoidal"][0]
+    add_positions = POSITIONS["concatenated_sinusoidal"][0]
     model = add_positions(replace(SMALL_MODEL, d_model=d_model), 9)
     encoded = apply(model, {}, jnp.zeros((1, length, d_model)), jnp.arange(length))
     np.testing.assert_allclose(encoded[0], expected, atol=1e-4)
@@ -52,6 +52,6 @@ def test_clamping_changes_nothing_within_the_table() -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "alibi", "rotary", "relative", "t5"])
 def test_schemes_without_an_encoding_add_nothing_to_embeddings(scheme: Any) -> None:
-    model = POSITION_SCHEMES[scheme][0](SMALL_MODEL, 9)
+    model = POSITIONS[scheme][0](SMALL_MODEL, 9)
     x = normal(0, 2, 3, 16)
     np.testing.assert_array_equal(apply(model, {}, x, jnp.arange(3)), x)

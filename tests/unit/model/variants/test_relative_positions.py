@@ -27,7 +27,7 @@ from oracles import (
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import Positions, dot_product
-from transformer_jax.model.build import POSITION_SCHEMES, choose_components
+from transformer_jax.model.build import POSITIONS, choose_components
 from transformer_jax.model.variants.relative_positions import (
     CausalT5Attention,
     T5Attention,
@@ -150,7 +150,7 @@ def test_self_attention_equals_its_formula(positions: str, score: str) -> None:
 
 
 def test_the_relative_schemes_have_their_own_self_attention() -> None:
-    relative = {name for name, (_, attention) in POSITION_SCHEMES.items() if attention}
+    relative = {name for name, scheme in POSITIONS.items() if scheme.self_attention}
     assert relative == set(FORMULAS)
 
 

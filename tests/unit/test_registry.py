@@ -1,0 +1,129 @@
+"""Test the registration of parts from this package, from files, and from notebooks."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import transformer_jax
+from transformer_jax import Config, ConfigError, UsageError, registry
+from transformer_jax.config.loading import IMPORTS, import_arguments, import_file, import_inherited
+from transformer_jax.config.schema import PART_FIELDS
+
+SQUARED = """
+import transformer_jax
+
+@transformer_jax.register("model.activation", "{name}")
+def square(x):
+    return x * x
+"""
+
+
+@pytest.fixture(autouse=True)
+def restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what a test registers and imports."""
+    monkeypatch.setenv(IMPORTS, "")
+    yield
+    for field, parts in registry._parts.items():
+        for name in registry.foreign_names(field):
+            del parts[name]
+    registry._digests.clear()
+
+
+def write(folder: Path, name: str = "square", file: str = "my_part.py") -> Path:
+    path = folder / file
+    path.write_text(SQUARED.format(name=name))
+    return path
+
+
+def test_a_registered_name_is_a_valid_value_and_selects_the_part(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be one of .*'relu'.*, got 'square'; a part in"):
+        Config().change(model={"activation": "square"})
+    import_file(str(write(tmp_path)))
+    config = Config().change(model={"activation": "square"})
+    square = registry.Registry[object]("model.activation")[config.model.activation]
+    assert callable(square)
+    assert square(3) == 9
+
+
+def test_a_description_names_only_foreign_parts_and_the_digest_of_their_file(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path)
+    import_file(str(file))
+    assert registry.describe_foreign(Config().parts()) == {}
+    parts = Config().change(model={"activation": "square"}).parts()
+    digest = sha256(file.read_bytes()).hexdigest()
+    expected = {"name": "square", "file": "my_part.py", "sha256": digest}
+    assert registry.describe_foreign(parts) == {"model.activation": expected}
+
+
+def test_a_notebook_can_register_a_part_again() -> None:
+    code = compile(SQUARED.format(name="square"), "<cell 1>", "exec")
+    exec(code, {})  # noqa: S102 - the code is this file's
+    exec(code, {})  # noqa: S102
+    parts = Config().change(model={"activation": "square"}).parts()
+    assert registry.describe_foreign(parts) == {"model.activation": {"name": "square"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "message"),
+    [
+        ("model.nrom", "x", "^model.nrom is not a config field that selects parts"),
+        ("model.d_k", "x", "^model.d_k is not a config field that selects parts"),
+        ("model.activation", "My Norm", "must start with a letter .*, got 'My Norm'$"),
+        ("model.activation", "relu", "'relu' is already registered by .*: choose another name$"),
+    ],
+)
+def test_an_invalid_registration_is_one_clear_error(field: str, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        transformer_jax.register(field, name)(lambda x: x)
+
+
+def test_two_files_cannot_register_the_same_name(tmp_path: Path) -> None:
+    import_file(str(write(tmp_path)))
+    with pytest.raises(UsageError, match=r"cannot import .*'square' is already registered by"):
+        import_file(str(write(tmp_path, file="other.py")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1 / 0\n", "line 1: ZeroDivisionError: division by zero$"),
+        ("\ndef f(:\n", "line 2: SyntaxError: "),
+        ("import nothing_with_this_name\n", "line 1: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_an_error_in_a_file_names_its_line(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        import_file(str(file))
+
+
+@pytest.mark.parametrize("name", ["missing.py", "folder", "text.txt"])
+def test_only_python_files_can_be_imported(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.txt").write_text("")
+    with pytest.raises(UsageError, match=r"^cannot import .*: it is not a Python file$"):
+        import_file(str(tmp_path / name))
+
+
+def test_child_processes_import_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    import_file("my_part.py")
+    assert import_arguments() == ["--import", "my_part.py"]
+    registry._parts["model.activation"].pop("square")
+    import_inherited()
+    assert Config().change(model={"activation": "square"}).model.activation == "square"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert import_arguments() == ["--import", str(file)]
+
+
+def test_every_field_that_selects_a_part_has_a_registry() -> None:
+    assert {field for field, _, _ in PART_FIELDS} == set(registry._parts)

@@ -1,0 +1,141 @@
+"""Parts that an experiment can swap, such as norms and optimizers, registered by name.
+
+A config field selects a part by its name: if `model.norm` is "rms_norm", the model uses the part
+that is registered under that name. Parts of this package and parts in a user's own file are
+registered in the same way:
+
+    @transformer_jax.register("model.norm", "scale_norm")
+    class ScaleNorm(nn.Module): ...
+
+`docs/extending.md` describes the parts of each field. This module does not import JAX.
+"""
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformer_jax.errors import ConfigError
+
+T = TypeVar("T")
+PACKAGE = Path(__file__).parent
+# A name appears in config files, on the command line, and in paths.
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A registered class or function."""
+
+    value: Any
+    is_foreign: bool
+    """Whether the part is registered outside this package."""
+    file: Path | None
+    """The file that registered the part, or None if a notebook or terminal did."""
+
+
+_parts: dict[str, dict[str, Part]] = {}
+_reserved: dict[str, tuple[str, ...]] = {}
+_digests: dict[Path, str] = {}
+
+
+class Registry(Mapping[str, T]):
+    """The parts that a config field can select, such as all norms.
+
+    All registries of a field share their parts, so the import order of modules does not matter.
+    """
+
+    def __init__(self, field: str, *, reserved: tuple[str, ...] = ()) -> None:
+        """Open the registry of a field, such as "model.norm".
+
+        Only this package can register the names in `reserved`.
+        """
+        self._field = field
+        _reserved.setdefault(field, reserved)
+        self._parts = _parts.setdefault(field, {})
+
+    def register(self, name: str, /) -> Callable[[T], T]:
+        """Return a decorator that registers its argument. See `register`."""
+        return _register(self._field, name, Path(sys._getframe(1).f_code.co_filename))
+
+    def __getitem__(self, name: str) -> T:
+        """Return a part. A valid config contains only names that exist."""
+        return self._parts[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def register(field: str, name: str) -> Callable[[T], T]:
+    """Return a decorator that makes a class or function available as a value of a config field.
+
+    For example, after `@register("model.norm", "scale_norm")`, the command-line option
+    `--model.norm scale_norm` selects the decorated class. A new definition in the same file or
+    notebook replaces the old one, so a notebook cell can run again.
+
+    Raises:
+        ConfigError: the field does not select parts, the name is not a valid name, or a different
+            file has registered the name.
+    """
+    return _register(field, name, Path(sys._getframe(1).f_code.co_filename))
+
+
+def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
+    file = caller.resolve() if caller.is_file() else None
+    parts = _parts.get(field)
+    if parts is None:
+        known = ", ".join(sorted(_parts))
+        raise ConfigError(f"{field} is not a config field that selects parts (these are: {known})")
+    if not NAME.fullmatch(name):
+        rule = "start with a letter and contain only lower-case letters, digits, and underscores"
+        raise ConfigError(f"the name of a part of {field} must {rule}, got {name!r}")
+    is_foreign = file is None or not file.is_relative_to(PACKAGE)
+    old = parts.get(name)
+    if is_foreign and (name in _reserved[field] or (old is not None and old.file != file)):
+        place = "this package" if old is None else old.file or "a notebook"
+        raise ConfigError(f"{field} {name!r} is already registered by {place}: choose another name")
+
+    def add(value: T) -> T:
+        parts[name] = Part(value, is_foreign, file)
+        if file is not None and is_foreign:
+            # Compute the digest now, because the file may change while this process runs.
+            _digests.setdefault(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        return value
+
+    return add
+
+
+def foreign_names(field: str) -> list[str]:
+    """Return the names of a field's parts that are registered outside this package."""
+    return [name for name, part in _parts.get(field, {}).items() if part.is_foreign]
+
+
+def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Describe the parts in `names` that are registered outside this package.
+
+    Args:
+        names: the name of each selected part, keyed by field.
+
+    Returns:
+        For each field, the part's name and, unless a notebook registered it, the name and SHA-256
+        digest of its file.
+    """
+    described: dict[str, dict[str, str]] = {}
+    for field, name in names.items():
+        part = _parts.get(field, {}).get(name)
+        if part is not None and part.is_foreign:
+            file = part.file
+            origin = {"file": file.name, "sha256": _digests[file]} if file is not None else {}
+            described[field] = {"name": name, **origin}
+    return described
+
+
+def registered_files() -> list[Path]:
+    """Return the files outside this package that have registered parts."""
+    return list(_digests)
