@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -27,6 +26,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
+from transformer_jax.signals import handle_signals
 
 # Terminals interpret control characters, so a name or translation that contains them could corrupt
 # the display.
@@ -155,17 +155,10 @@ def _without_interrupted_imports() -> Iterator[None]:
             frame = frame.f_back
         raise KeyboardInterrupt
 
-    # Only the main thread can set a signal handler. If the calling program has set its own handler,
-    # keep that handler.
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    # If the calling program has set its own handler, keep that handler.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with handle_signals(handle, [signal.SIGINT] if is_default else []):
         yield
-        return
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_and_report(run: Callable[[], object]) -> int:

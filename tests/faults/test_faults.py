@@ -20,6 +20,7 @@ import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.signals import STOP_SIGNALS
 
 # The run exercises dropout, gradient accumulation, the learning-rate peak, and epoch boundaries.
 CONFIG = SMALL.change(
@@ -164,7 +165,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_at_any_time_loses_no_step(
     number: signal.Signals, trainer: Trainer, undisturbed: Path
 ) -> None:

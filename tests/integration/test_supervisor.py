@@ -380,10 +380,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
+    support = root / "tests" / "support"
     return subprocess.run(
         [sys.executable, "-m", "transformer_jax", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": f"{root}:{support}"},
         capture_output=True,
         text=True,
         check=False,

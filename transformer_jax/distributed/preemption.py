@@ -2,15 +2,15 @@
 
 import signal
 import time
+from contextlib import ExitStack
 from types import FrameType
 
 from transformer_jax.errors import RunInterrupted
+from transformer_jax.signals import handle_signals
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-
-class GracefulShutdown:
-    """A context manager that handles `SIGNALS` by stopping training after the current step.
+class GracefulShutdown(ExitStack):
+    """A context manager that handles `STOP_SIGNALS` by stopping training after the current step.
 
     Until `defers_signals` is set, there is nothing to save, and a signal ends the run immediately
     with `RunInterrupted` (exit code 75). Once `defers_signals` is set, the first signal is only
@@ -20,6 +20,7 @@ class GracefulShutdown:
 
     def __init__(self, resume_hint: str) -> None:
         """Create the handler. Error messages end with `resume_hint`."""
+        super().__init__()
         self.signal: signal.Signals | None = None
         self.defers_signals = False
         self.resume_hint = resume_hint
@@ -39,12 +40,8 @@ class GracefulShutdown:
             )
 
     def __enter__(self) -> "GracefulShutdown":
-        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self.enter_context(handle_signals(self._handle))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 class CheckpointTimer:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer_jax.distributed import heartbeat
-from transformer_jax.distributed.preemption import SIGNALS
 from transformer_jax.errors import LostProcessError
+from transformer_jax.signals import handle_signals
 
 # The number of seconds that the supervisor waits for a message before it checks the timeout.
 TICK = 0.5
@@ -111,13 +111,11 @@ def supervise(
             forwarded_signals.append(number)
         trainer.send_signal(number)
 
-    previous = {number: signal.signal(number, forward) for number in SIGNALS}
     heartbeats = Heartbeats(step_timeout, phase_timeout)
     try:
-        code = _wait_for_exit(trainer, ours, heartbeats)
+        with handle_signals(forward):
+            code = _wait_for_exit(trainer, ours, heartbeats)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         # If the trainer is still alive, closing the pipe causes it to exit.
         os.close(ours)
     if code is None:

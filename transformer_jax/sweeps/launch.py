@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, storage_errors
 from transformer_jax.files import read_json_object
 from transformer_jax.runs.lock import describe_holder
+from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.slots import Slot
 from transformer_jax.sweeps.status import (
@@ -51,7 +51,8 @@ def launch(
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
     pool = _Pool(sweep, slots, step_timeout)
-    with _record_signals() as signals:
+    signals: list[int] = []
+    with handle_signals(lambda number, _: signals.append(number)):
         try:
             while (queue and not signals) or pool.workers:
                 while pool.free and not signals and (run := queue.pop()) is not None:
@@ -212,19 +213,3 @@ def start_worker(
             # A worker in its own session does not receive Ctrl-C; the launcher stops it instead.
             start_new_session=True,
         )
-
-
-@contextmanager
-def _record_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the termination signals that this process receives."""
-    received: list[int] = []
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
-    # `nohup` makes a process ignore SIGHUP, so that it continues after its terminal is closed.
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = {n: signal.signal(n, lambda number, _: received.append(number)) for n in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
@@ -116,16 +117,13 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
             signals.append(number)
             process.terminate()
 
-        previous = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            code = process.wait(SCORING_TIMEOUT)
+            with handle_signals(forward):
+                code = process.wait(SCORING_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             note = f"scoring did not finish within {SCORING_TIMEOUT / 3600:.0f} hours"
             return RunInterrupted.exit_code, note
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
     if code < 0:
         return RunInterrupted.exit_code, f"killed by {signal_name(-code)}"
     if code == 0 and newest_evaluation(run, split) is None:

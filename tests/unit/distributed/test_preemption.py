@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from transformer_jax.distributed import preemption
-from transformer_jax.distributed.preemption import SIGNALS, CheckpointTimer, GracefulShutdown
+from transformer_jax.distributed.preemption import CheckpointTimer, GracefulShutdown
 from transformer_jax.errors import RunInterrupted
+from transformer_jax.signals import STOP_SIGNALS
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_waits_for_the_step_once_training_has_begun(number: signal.Signals) -> None:
-    handlers = [signal.getsignal(number) for number in SIGNALS]
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     with GracefulShutdown("resume") as shutdown:
         shutdown.defers_signals = True
         shutdown.check()
@@ -20,7 +21,7 @@ def test_a_signal_waits_for_the_step_once_training_has_begun(number: signal.Sign
         assert shutdown.signal == number
         with pytest.raises(RunInterrupted):
             shutdown.check()
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
 
 
 def test_a_signal_before_training_ends_the_run_at_once() -> None:
