@@ -26,7 +26,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError, storage_errors
-from transformer_jax.evaluation.by_length import score_by_length
+from transformer_jax.evaluation.evaluate import score_by_length
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
 from transformer_jax.files import write_text

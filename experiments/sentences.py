@@ -7,7 +7,7 @@ from typing import NamedTuple
 from transformer_jax.console import shell_command
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import StorageError
-from transformer_jax.reports.translations import read_translations
+from transformer_jax.evaluation.evaluation_files import read_translations
 from transformer_jax.sweeps.plan import SweepRun
 from transformer_jax.sweeps.status import newest_evaluation
 

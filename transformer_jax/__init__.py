@@ -49,8 +49,7 @@ from transformer_jax.registry import register
 if TYPE_CHECKING:
     from transformer_jax.analysis.comparison import compare
     from transformer_jax.analysis.head_importance import head_importance
-    from transformer_jax.analysis.plots import plot_losses, plot_positions
-    from transformer_jax.analysis.schedule_picture import plot_schedule
+    from transformer_jax.analysis.plots import plot_losses, plot_positions, plot_schedule
     from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
@@ -99,7 +98,7 @@ _MODULES = {
     "mask_heads": "model.head_mask",
     "plot_losses": "analysis.plots",
     "plot_positions": "analysis.plots",
-    "plot_schedule": "analysis.schedule_picture",
+    "plot_schedule": "analysis.plots",
 }
 
 

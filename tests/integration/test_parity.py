@@ -18,8 +18,8 @@ from transformer_jax.model.encoder_decoder import Params, init_params
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.model.losses import cross_entropy
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.sharing.marian_format import LAYER_NORM_EPSILON, model_settings
 from transformer_jax.sharing.marian_parameters import channel_order, to_marian
-from transformer_jax.sharing.marian_settings import LAYER_NORM_EPSILON, model_settings
 from transformer_jax.special_tokens import BOS, PAD
 from transformer_jax.training.optimizer import learning_rate_schedule, make_optimizer
 

@@ -8,7 +8,6 @@ import json
 import math
 import types
 import typing
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,8 @@ def kind_of(section: Any, key: str) -> Any:
     """Return a field's type. If it selects a part, the type is the Literal of the own names."""
     kind, rules = annotations(section)[key]
     names = [rule.own for rule in rules if isinstance(rule, PartName)]
-    return getitem(typing.Literal, names[0]) if names else kind
+    literal: Any = typing.Literal
+    return literal[names[0]] if names else kind
 
 
 KINDS = {(kind, key): kind_of(kind, key) for kind, key in FIELDS}

@@ -18,7 +18,8 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.prepare import prepare
 from transformer_jax.model.encoder_decoder import init_params
-from transformer_jax.reports.results import Results, collect_results
+from transformer_jax.reports.collect import collect_results
+from transformer_jax.reports.results import Results
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder

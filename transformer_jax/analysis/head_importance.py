@@ -20,7 +20,7 @@ from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.head_mask import KINDS, mask_heads
-from transformer_jax.visualization.heads import draw_heads
+from transformer_jax.visualization.attention_figures import draw_heads
 from transformer_jax.visualization.style import Picture
 
 NUM_SENTENCES = 256

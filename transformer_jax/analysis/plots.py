@@ -1,15 +1,19 @@
-"""Plots of a run's positional encodings, and of its loss by position and sentence length.
+"""Plots of a run's positional encodings and losses, and of a config's learning rate.
 
-Shapes: S sentences.
+The losses are by position and by sentence length.
+Shapes: S sentences, P points.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.config.sections import ADDED_POSITIONS
 from transformer_jax.data.encode import Progress, ignore_progress
@@ -20,7 +24,8 @@ from transformer_jax.evaluation.perplexity import score_tokens, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
 from transformer_jax.model.positions import sinusoid
-from transformer_jax.visualization.curves import Curve, draw_losses
+from transformer_jax.training.optimizer import learning_rate_schedule
+from transformer_jax.visualization.curves import Curve, draw_losses, draw_schedules
 from transformer_jax.visualization.positions import draw_positions
 from transformer_jax.visualization.style import Picture
 
@@ -144,3 +149,32 @@ def _group_lengths(lengths: Int[np.ndarray, " S"]) -> list[Int[np.ndarray, " gro
         last = groups.pop()
         groups[-1] += last
     return [np.array(group) for group in groups]
+
+
+# The plot shows the config's `d_model` and `warmup_steps` multiplied by each of these factors.
+FACTORS = (1, 0.25, 0.5, 2)
+NUM_POINTS = 400
+
+
+def plot_schedule(config: Config) -> Picture:
+    """Plot a config's learning rate by step, for several model widths and warmup lengths."""
+    d_model, train = config.model.d_model, config.train
+    steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
+    # Include the steps at which the rates peak.
+    steps = np.union1d(
+        steps, [w for w in _scale_by_factors(train.warmup_steps) if w <= train.steps]
+    )
+
+    def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:
+        schedule = learning_rate_schedule(replace(train, warmup_steps=warmup), width)
+        return np.asarray(jax.vmap(schedule)(steps))
+
+    by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scale_by_factors(d_model)}
+    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scale_by_factors(train.warmup_steps)}
+    warmup = f"Warmup of {train.warmup_steps:,} steps"
+    return draw_schedules(steps, {warmup: by_width, f"d_model {d_model:,}": by_warmup})
+
+
+def _scale_by_factors(value: int) -> Iterable[int]:
+    """Return the value times each factor, rounded to a positive integer, without duplicates."""
+    return dict.fromkeys(max(1, round(value * factor)) for factor in FACTORS)

@@ -122,7 +122,7 @@ class Plot(PathCommand):
 
                 return compare(folder.path for folder in folders).plot(*self.metrics)
             case "schedule":
-                from transformer_jax.analysis.schedule_picture import plot_schedule
+                from transformer_jax.analysis.plots import plot_schedule
 
                 return plot_schedule(folders[0].config)
             case "positions":

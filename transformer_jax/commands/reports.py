@@ -52,10 +52,13 @@ class Report(PathCommand):
             UsageError: the options are invalid, the runs cannot be compared, or no run has
                 finished.
         """
-        from transformer_jax.reports.adhoc import collect_runs, read_adhoc_statuses
+        from transformer_jax.reports.collect import (
+            collect_results,
+            collect_runs,
+            read_adhoc_statuses,
+        )
         from transformer_jax.reports.footnotes import list_footnotes
         from transformer_jax.reports.report import SUMMARY, make_table, write_report
-        from transformer_jax.reports.results import collect_results
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.status import read_status
 

@@ -84,8 +84,7 @@ class Export(CheckpointCommand):
         from transformer_jax.sharing import verify
 
         if self.format == "marian":
-            from transformer_jax.sharing.marian_format import export_marian
-            from transformer_jax.sharing.marian_settings import LAYER_NORM_EPSILON
+            from transformer_jax.sharing.marian_format import LAYER_NORM_EPSILON, export_marian
 
             export_marian(run, out)
             if (epsilon := run.config.model.layer_norm_epsilon) != LAYER_NORM_EPSILON:

@@ -184,7 +184,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool)
 def _print_device_counts(sweep: "plan.Sweep", target: Target, *, retry_failed: bool) -> None:
     stdout.print(_describe_size(sweep))
     configure_environment(for_gpus=not target.is_tpu)
-    from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
+    from transformer_jax.sweeps.estimates import count_devices_of_rows, describe_counts
 
     with progress_bar() as progress:
         counts = count_devices_of_rows(sweep, target, progress=progress)

@@ -1,7 +1,7 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +13,13 @@ from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.errors import DataError, Setting, UsageError
-from transformer_jax.evaluation.by_length import score_by_length
 from transformer_jax.evaluation.perplexity import (
     SentenceScore,
     perplexity,
     score_sentences,
     scoring_batches,
 )
-from transformer_jax.evaluation.scores import Scores, compound_bleu, score
+from transformer_jax.evaluation.scores import Scores, compound_bleu, sacrebleu_metrics, score
 from transformer_jax.evaluation.tasks import check_task, score_task
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.trained_run import Run, read_params
@@ -216,3 +215,40 @@ def evaluate(
         for single in singles
     ]
     return evaluation._replace(per_checkpoint=tuple(singles))
+
+
+# The width of a bucket, in source tokens. The last bucket has no upper limit.
+BUCKET_WIDTH = 10
+LAST_BUCKET = 60
+
+
+def score_by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sentences: Sequence[SentenceScore],
+    tokenizer: str,
+    *,
+    last_bucket: int = LAST_BUCKET,
+) -> list[JsonObject]:
+    """Return BLEU and perplexity for sentences with 1 to 10 source tokens, 11 to 20, and so on.
+
+    The number of tokens includes the end-of-sentence token. Sentences with more than `last_bucket`
+    tokens form one bucket, whose "last" value is None. Buckets without sentences are omitted.
+    """
+    members: dict[int, list[int]] = {}
+    for index, sentence in enumerate(sentences):
+        start = min((sentence.source_tokens - 1) // BUCKET_WIDTH * BUCKET_WIDTH, last_bucket)
+        members.setdefault(start, []).append(index)
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
+    return [
+        {
+            "first": start + 1,
+            "last": start + BUCKET_WIDTH if start < last_bucket else None,
+            "sentences": len(indices),
+            "bleu": bleu.corpus_score(
+                [hypotheses[i] for i in indices], [[references[i] for i in indices]]
+            ).score,
+            "perplexity": perplexity([sentences[i] for i in indices]),
+        }
+        for start, indices in sorted(members.items())
+    ]

@@ -54,6 +54,15 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     return folder
 
 
+def read_translations(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the hypotheses and references from an evaluation's folder."""
+    hypotheses, references = (
+        (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
+        for name in ("hypothesis", "reference")
+    )
+    return hypotheses, references
+
+
 def find_result(
     folder: RunFolder, split: str, steps: Sequence[int], decode: DecodeConfig
 ) -> JsonObject | None:

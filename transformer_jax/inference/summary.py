@@ -4,6 +4,7 @@ The summary inherits the page's colors, so it is readable in both light and dark
 """
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 
 from transformer_jax.config import Config
@@ -14,7 +15,6 @@ from transformer_jax.inference.history import (
     stored_evaluations,
 )
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.visualization.inline_curve import inline_curve
 from transformer_jax.visualization.text import printable
 
 # The metrics that the summary plots, with their number formats.
@@ -91,3 +91,30 @@ def _history(folder: RunFolder) -> str:
     if not panels:
         return "<p>no metrics</p>"
     return f'<div style="display:flex;flex-wrap:wrap">{"".join(panels)}</div>'
+
+
+def inline_curve(
+    x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
+) -> str:
+    """Return a curve as inline SVG for HTML, or "" if there are fewer than two distinct x values.
+
+    The curve has the same color as the surrounding text. The axes are linear and extend from the
+    lowest to the highest value. Points with non-finite coordinates are omitted.
+    """
+    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if len({a for a, _ in points}) < 2:
+        return ""
+    margin = 4
+    x_low, x_high = (f(a for a, _ in points) for f in (min, max))
+    y_low, y_high = (f(b for _, b in points) for f in (min, max))
+    x_scale = (width - 2 * margin) / (x_high - x_low)
+    y_scale = (height - 2 * margin) / ((y_high - y_low) or 1.0)
+    coordinates = " ".join(
+        f"{margin + (a - x_low) * x_scale:.1f},{height - margin - (b - y_low) * y_scale:.1f}"
+        for a, b in points
+    )
+    return (
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
+        f'<polyline points="{coordinates}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+        "</svg>"
+    )

@@ -1,25 +1,18 @@
-"""Collect the results of a sweep: scores by row and seed, and comparisons with the first row.
+"""The results of a sweep: scores by row and seed, and comparisons with the first row.
 
 docs/statistics.md describes the statistical analysis.
 """
 
 import contextlib
 import functools
-import itertools
 import math
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from scipy import stats
-
-from transformer_jax.baselines.build import count_parameters
-from transformer_jax.config import Config, Paper, Row
-from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import ConfigError, TransformerJaxError, UsageError
-from transformer_jax.files import JsonObject, read_json_object
+from transformer_jax.config import Config, Paper
+from transformer_jax.errors import ConfigError
+from transformer_jax.files import read_json_object
 from transformer_jax.reports.seed_statistics import (
     BLEU_MARGIN,
     LOG_PERPLEXITY_MARGIN,
@@ -28,23 +21,23 @@ from transformer_jax.reports.seed_statistics import (
     SignAgreement,
     Verdict,
     analyze,
-    failed_seeds,
     sign_agreement,
     verdict,
 )
-from transformer_jax.reports.translations import (
-    BleuDifference,
-    compare_test_bleu,
-    read_translations,
-)
-from transformer_jax.runs.metrics_file import is_number, read_metrics
-from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus
 
 # A score that a report compares with the paper's score. `Paper` has a field with the same name.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
+
+
+class BleuDifference(NamedTuple):
+    """The difference in test BLEU between a run and the first row's run with the same seed."""
+
+    bleu: float
+    p: float
+    """The p-value of a paired bootstrap test over sentences."""
 
 
 @dataclass(frozen=True)
@@ -163,68 +156,6 @@ class Results:
         return sign_agreement(compared, MARGINS[score])
 
 
-def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far; raise UsageError if no run has finished."""
-    if not any(status.status == "done" for status in statuses):
-        raise UsageError(f"no run of {sweep.path} has finished, so there is nothing to report")
-    base_name, base = next(iter(sweep.rows.items()))
-    by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
-    base_texts = _fingerprints(by_row[base_name])
-    rows = {
-        name: _collect_row(name, row, base, by_row[name], base_texts)
-        for name, row in sweep.rows.items()
-    }
-    done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
-    differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
-    return Results(sweep, rows, differences, signature, command)
-
-
-def _collect_row(
-    name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
-) -> RowResult:
-    config = config_as_trained(statuses)
-    changes = base.config.differences(row.config)
-    changes.pop(("train", "seed"), None)
-    done = [status for status in statuses if status.status == "done"]
-    perplexities = _collect_scores(done).get("perplexity", {})
-    unigram = _unigram_perplexity(done)
-    failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
-    return RowResult(
-        name,
-        ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),
-        config,
-        row.paper,
-        count_parameters(config)["total"],
-        _mean_flops(done),
-        statuses,
-        _collect_scores([status for status in done if status.run.seed not in failed]),
-        unigram,
-        failed,
-        has_own_text=not _fingerprints(statuses) <= base_texts,
-    )
-
-
-def _explain_missing(status: RunStatus) -> str:
-    """Return the reason why a run has no scores."""
-    if status.status == "done":
-        return "has no scores"
-    # A sweep that was extended can have more seeds for some rows than for others.
-    is_planned = status.status != "queued" or status.run.config_file.exists()
-    return status.summary if is_planned else "not planned"
-
-
-def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
-    """Return the best unigram model's perplexity on the development references."""
-    for status in statuses:
-        # A run from another version of this package may be in a different format.
-        with contextlib.suppress(TransformerJaxError, KeyError, OSError):
-            _, references = read_translations(status.evaluations["dev"])
-            tokenizer = RunFolder.open(status.run.path).vocabulary.target
-            counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
-            return math.exp(stats.entropy(list(counts.values())))
-    return None
-
-
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     """Return the config of the first run that has started, or else the planned config.
 
@@ -237,53 +168,10 @@ def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     return statuses[0].run.config
 
 
-def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
-    """Return the fingerprints of the text and vocabularies that the runs were trained with."""
-    fingerprints = set()
-    for status in statuses:
-        with contextlib.suppress(KeyError, TypeError):
-            data = read_json_object(status.run.path / "run.json")["data"]
-            fingerprints.add(str(data["fingerprint"]))
-    return fingerprints
-
-
-def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]]:
-    """Return the scores, keyed by name and seed. Values of unexpected types are ignored."""
-    scores: dict[str, dict[int, float]] = {}
-    for status in statuses:
-        dev, test = status.scores.get("dev", {}), status.scores.get("test", {})
-        values: dict[str, object] = {
-            "perplexity": dev.get("perplexity"),
-            "bleu": dev.get("bleu"),
-            "test_bleu": test.get("bleu"),
-            # Compound splitting requires words, so character-level BLEU has no compound score.
-            "compound_bleu": test.get("compound_bleu"),
-            "test_task": _main_score(test.get("task")),
-        }
-        for name, value in values.items():
-            if is_number(value):
-                scores.setdefault(name, {})[status.run.seed] = float(value)
-    return scores
-
-
-def _main_score(task: object) -> object:
-    """Return the main score from a task's stored result, or None if it is missing."""
-    if not isinstance(task, dict) or not isinstance(name := task.get("main_score"), str):
-        return None
-    return task.get(name)
-
-
-def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
-    """Return the mean FLOPs of training runs, both counted and estimated by the paper's method."""
-    all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
-    runs = [xs for reports in all_reports if (xs := list(filter(_has_flops, reports)))]
-    if not runs:
-        return None
-    counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
-    # Utilization is the ratio of counted FLOPs to peak FLOPs.
-    return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
-
-
-def _has_flops(report: JsonObject) -> bool:
-    """Return whether a report's FLOPs and utilization are positive numbers."""
-    return all(is_number(x) and x > 0 for x in (report.get("flops"), report.get("utilization")))
+def _explain_missing(status: RunStatus) -> str:
+    """Return the reason why a run has no scores."""
+    if status.status == "done":
+        return "has no scores"
+    # A sweep that was extended can have more seeds for some rows than for others.
+    is_planned = status.status != "queued" or status.run.config_file.exists()
+    return status.summary if is_planned else "not planned"

@@ -22,7 +22,7 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.model import inspect
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.sharing.expressible import check_ctranslate2
-from transformer_jax.sharing.marian_settings import write_tokenizers
+from transformer_jax.sharing.marian_format import write_tokenizers
 from transformer_jax.sharing.optional import import_optional
 from transformer_jax.special_tokens import PAD
 

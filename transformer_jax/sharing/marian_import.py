@@ -31,6 +31,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.sharing.marian_format import has_package_ids, read_config, read_tokens
 from transformer_jax.sharing.marian_parameters import (
     BIAS,
     POSITIONS,
@@ -41,9 +42,7 @@ from transformer_jax.sharing.marian_parameters import (
     has_attention_bias,
     marian_shapes,
 )
-from transformer_jax.sharing.marian_settings import has_package_ids, read_config, read_tokens
-from transformer_jax.sharing.parameters import Arrays, read_arrays
-from transformer_jax.sharing.torch_weights import read_torch_arrays
+from transformer_jax.sharing.parameters import Arrays, read_arrays, read_torch_arrays
 
 # The maximum size of a safetensors header in bytes. The safetensors library rejects larger headers.
 MAX_HEADER = 100_000_000

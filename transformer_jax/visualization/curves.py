@@ -1,4 +1,4 @@
-"""Plot losses and training metrics, for one run or as the mean and range of several runs.
+"""Plot losses, training metrics (for one run, or the mean and range of several), and schedules.
 
 Shapes: P points.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -130,4 +130,27 @@ def draw_losses(by_position: Curve, by_length: Curve) -> Picture:
         axes.set(title=title, xlabel=label, ylabel="loss in nats per token")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(**GRID)
+    return Picture(figure)
+
+
+def draw_schedules(
+    steps: Int[np.ndarray, " P"], panels: Mapping[str, Mapping[str, Float[np.ndarray, " P"]]]
+) -> Picture:
+    """Plot the learning rate by step, with one panel per title and one line per label.
+
+    The first line in each panel is the reference and is drawn wider than the others.
+    """
+    figure = Figure(figsize=(4.5 * len(panels), 3.6), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+        for number, (label, rates) in enumerate(lines.items()):
+            color, style = line_style(number)
+            options = {"label": label, "linewidth": 1.4 if number else 2.4}
+            axes.plot(steps, rates, color=color, linestyle=style, **options)
+        axes.set(title=title, xlabel="step")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.grid(**GRID)
+        add_legend(axes)
+    all_axes[0].set_ylabel("learning rate")
     return Picture(figure)

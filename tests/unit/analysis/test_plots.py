@@ -1,12 +1,14 @@
-"""Test the loss plots and the positional-encoding plot."""
+"""Test the loss plots, the positional-encoding plot, and the learning-rate plot."""
 
 import math
 
 import numpy as np
 import pytest
 from example_configs import SMALL
+from oracles import floats
 from run_files import write_untrained_run
 
+import transformer_jax
 from transformer_jax import load, plot_positions
 from transformer_jax.analysis.plots import loss_by_length, loss_by_position
 from transformer_jax.errors import UsageError
@@ -52,3 +54,16 @@ def test_positions_that_do_not_exist_are_errors(run: Run) -> None:
     for offset in (0, 7):
         with pytest.raises(UsageError, match=f"must be from 1 to 6, .* got {offset}$"):
             plot_positions(run, num_positions=12, offset=offset)
+
+
+def test_the_schedule_shows_the_config_and_its_peak() -> None:
+    picture = transformer_jax.plot_schedule(SMALL.change(train={"steps": 100, "warmup_steps": 20}))
+    widths, warmups = picture.figure.axes
+    assert str(widths.lines[0].get_label()) == "d_model 16"
+    assert [str(line.get_label()) for line in warmups.lines] == [
+        *("warmup 20", "warmup 5", "warmup 10", "warmup 40")
+    ]
+    for axes in (widths, warmups):
+        own = axes.lines[0]
+        # The curve's maximum is the peak learning rate of equation 3.
+        assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)

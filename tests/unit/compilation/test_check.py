@@ -27,7 +27,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_jax.commands.sweeps.configure_environment", lambda **_: None)
     set_compiler(monkeypatch, compile_by_formula)
     devices = [None] * 64
-    for module in ("transformer_jax.sweeps.device_counts", topologies.__name__):
+    for module in ("transformer_jax.sweeps.estimates", topologies.__name__):
         monkeypatch.setattr(f"{module}.make_devices", lambda target: devices[: target.num_devices])
 
 

@@ -5,12 +5,19 @@ import re
 from pathlib import Path
 
 import pytest
+import sacrebleu
+from example_configs import read_pairs
 from run_files import write_untrained_run
 
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.evaluation.evaluate import Evaluation, evaluate, read_files
-from transformer_jax.evaluation.perplexity import perplexity, score_sentences, scoring_batches
+from transformer_jax.evaluation.evaluate import Evaluation, evaluate, read_files, score_by_length
+from transformer_jax.evaluation.perplexity import (
+    SentenceScore,
+    perplexity,
+    score_sentences,
+    scoring_batches,
+)
 from transformer_jax.evaluation.scores import score
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.model.build import build_transformer
@@ -95,3 +102,24 @@ def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: 
     params = read_params(run.folder, [4])
     assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, batches))
     assert len({of_mean.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3
+
+
+REFERENCES = [target for _, target in read_pairs("train")][:12]
+HYPOTHESES = [line[: -(i % 3)] if i % 3 else line for i, line in enumerate(REFERENCES)]
+LENGTHS = [1, 10, 11, 20, 21, 35, 35, 60, 61, 70, 500, 9]
+SENTENCES = [SentenceScore(length, 5 + i, 0.7 * i) for i, length in enumerate(LENGTHS)]
+
+
+def test_each_bucket_has_the_scores_of_its_sentences_alone() -> None:
+    buckets = score_by_length(HYPOTHESES, REFERENCES, SENTENCES, "char")
+    members = {1: [0, 1, 11], 11: [2, 3], 21: [4], 31: [5, 6], 51: [7], 61: [8, 9, 10]}
+    assert [bucket["first"] for bucket in buckets] == list(members)
+    assert [bucket["last"] for bucket in buckets] == [10, 20, 30, 40, 60, None]
+    for bucket, indices in zip(buckets, members.values(), strict=True):
+        lines = ([lines[i] for i in indices] for lines in (HYPOTHESES, REFERENCES))
+        hypotheses, references = lines
+        bleu = sacrebleu.corpus_bleu(hypotheses, [references], tokenize="char")
+        assert bucket["bleu"] == bleu.score
+        assert bucket["perplexity"] == perplexity([SENTENCES[i] for i in indices])
+        assert bucket["sentences"] == len(indices)
+    assert len({bucket["bleu"] for bucket in buckets}) > 3

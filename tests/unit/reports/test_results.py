@@ -19,9 +19,14 @@ from transformer_jax.data.prepare import prepare
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
-from transformer_jax.reports.adhoc import collect_runs, read_adhoc_status
+from transformer_jax.reports.collect import (
+    _collect_scores,
+    collect_results,
+    collect_runs,
+    read_adhoc_status,
+)
 from transformer_jax.reports.footnotes import list_footnotes
-from transformer_jax.reports.results import Results, _collect_scores, collect_results
+from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status
 

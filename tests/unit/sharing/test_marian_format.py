@@ -232,7 +232,7 @@ def link_the_scores(folder: Path) -> None:
         (lambda x: (x / "generation_config.json").write_text("[]"), "is not a JSON object"),
         (lambda x: (x / "model.safetensors").unlink(), "model.safetensors cannot be read"),
         (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
-        (replace_by_folder, "target.spm cannot be read: Is a directory"),
+        (replace_by_folder, "target.spm is not a regular file"),
         (lambda x: os.truncate(x / "model.safetensors", 5000), "model.safetensors cannot be read"),
         (link_the_weights, "model.safetensors is a link or a special file"),
         (link_the_scores, "copy/evaluations/test is a link or a special file"),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from pictures import HOSTILE, make_maps
+from pictures import HOSTILE, axes_of, image_of, lines_of, make_maps
 
 from transformer_jax.errors import UsageError
-from transformer_jax.visualization.attention_figures import MIN_WEIGHT, draw_attention
+from transformer_jax.visualization.attention_figures import MIN_WEIGHT, draw_attention, draw_heads
 from transformer_jax.visualization.attention_views import Selection
 
 MAPS = make_maps()
@@ -120,3 +120,15 @@ def test_a_long_title_stays_inside_the_figure_and_above_everything_else(view: st
 def test_a_layer_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(UsageError, match="layer -3 does not exist"):
         draw(layer=-3)
+
+
+def test_heads_show_each_increase_and_the_limit() -> None:
+    increases = {"encoder": np.array([[0.1, -0.3]]), "cross": np.array([[0.2, 0.0]])}
+    panels = axes_of(draw_heads(increases, np.array([2.0, 2.1, 2.6]), 2.5))
+    for kind, values in increases.items():
+        np.testing.assert_array_equal(image_of(panels[kind]), values)
+        # Zero is in the middle of the colormap.
+        assert panels[kind].images[0].get_clim() == (-0.3, 0.3)
+    lines = lines_of(panels["pruning"])
+    assert lines.pop("acceptable loss") == [2.5, 2.5]
+    assert list(lines.values()) == [[2.0, 2.1, 2.6]]

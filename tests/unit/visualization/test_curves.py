@@ -1,4 +1,4 @@
-"""Test that curves show the correct numbers and labels."""
+"""Test that curves and schedules show the correct numbers and labels."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -8,7 +8,13 @@ import pytest
 from oracles import floats
 from pictures import axes_of, lines_of
 
-from transformer_jax.visualization.curves import Curve, average_runs, draw_curves, draw_losses
+from transformer_jax.visualization.curves import (
+    Curve,
+    average_runs,
+    draw_curves,
+    draw_losses,
+    draw_schedules,
+)
 from transformer_jax.visualization.style import Picture
 
 HOSTILE = "<script>$x$ & \"'"
@@ -89,3 +95,11 @@ def test_a_log_axis_has_labeled_ticks_even_for_a_narrow_range() -> None:
         float(x) for x, tick in zip(labels, axes.get_yticks(), strict=True) if low < tick < high
     ]
     assert ticks == [1.5, 2.0, 3.0, 5.0, 7.0]
+
+
+def test_schedules_show_each_line_in_its_panel() -> None:
+    steps = np.array([1, 2, 4])
+    lines = {"a": steps / 1.0, "b": steps / 2.0}
+    panels = axes_of(draw_schedules(steps, {"widths": lines, "warmups": {"c": steps / 4.0}}))
+    assert lines_of(panels["widths"]) == {"a": [1.0, 2.0, 4.0], "b": [0.5, 1.0, 2.0]}
+    assert lines_of(panels["warmups"]) == {"c": [0.25, 0.5, 1.0]}

@@ -1,4 +1,4 @@
-"""Test the `report` command on individual runs that are not part of a sweep."""
+"""Test that reports collect the results of runs that are not part of a sweep."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from example_configs import FILES, SMALL
 from run_files import make_run
 
 from transformer_jax.cli import main
-from transformer_jax.reports.adhoc import collect_runs, read_adhoc_status
+from transformer_jax.reports.collect import collect_runs, read_adhoc_status
 
 
 @pytest.fixture

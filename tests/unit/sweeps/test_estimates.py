@@ -1,4 +1,4 @@
-"""Test the line that summarizes how many devices the rows of a sweep need."""
+"""Test the estimates of what a sweep needs."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from transformer_jax.compilation.targets import parse_target
 from transformer_jax.config import Config, Row
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.device_counts import count_devices_of_rows, describe_counts
+from transformer_jax.sweeps.estimates import count_devices_of_rows, describe_counts
 from transformer_jax.sweeps.plan import Sweep
 
 

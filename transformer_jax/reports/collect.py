@@ -1,0 +1,220 @@
+"""Collect the results of a sweep, or of separately trained runs that a report compares."""
+
+import contextlib
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from scipy import stats
+
+from transformer_jax.analysis.significance import bootstrap, p_value
+from transformer_jax.baselines.build import count_parameters
+from transformer_jax.config import Row
+from transformer_jax.console import shell_command
+from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.errors import (
+    Setting,
+    StorageError,
+    TransformerJaxError,
+    UsageError,
+)
+from transformer_jax.evaluation.evaluation_files import read_translations
+from transformer_jax.evaluation.scores import sacrebleu_metrics
+from transformer_jax.files import JsonObject, read_json_object
+from transformer_jax.reports.results import BleuDifference, Results, RowResult, config_as_trained
+from transformer_jax.reports.seed_statistics import failed_seeds
+from transformer_jax.runs.grouping import group_runs
+from transformer_jax.runs.metrics_file import is_number, read_metrics
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.status import RunStatus, with_results
+
+
+def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
+    """Group existing runs into a sweep. Runs that differ only in their seed share a row.
+
+    Raises:
+        UsageError: a path is not a run or is listed twice, two runs have the same config and seed,
+            or the runs were trained on different text or with different vocabularies.
+        StorageError: `out`, the folder for the report, exists but does not contain a report.
+    """
+    if out.exists() and not (out / "report" / "table.csv").exists():
+        raise StorageError(
+            f"{out} exists but does not contain a report: choose another folder (",
+            Setting("out", "FOLDER"),
+            ")",
+        )
+    groups = group_runs([RunFolder.open(path) for path in paths])
+    runs: list[SweepRun] = []
+    for row, folders in groups.items():
+        for folder in folders:
+            seed = folder.config.train.seed
+            if any((run.row, run.seed) == (row, seed) for run in runs):
+                raise UsageError(f"{folder.path} has the same config and seed as another run")
+            runs.append(SweepRun(folder.path, str(folder.path), row, seed, folder.config))
+    rows = {
+        row: Row(folders[0].config.change(train={"seed": 0})) for row, folders in groups.items()
+    }
+    return Sweep(out, rows, runs)
+
+
+def read_adhoc_status(run: SweepRun) -> RunStatus:
+    """Return a separately trained run's status, which is "done" if the run has been evaluated."""
+    status = with_results(RunStatus(run), any_search=True)
+    if not status.scores:
+        command = shell_command("evaluate", run.path, "--split", "dev")
+        return replace(status, status="stopped", note=f"not scored: {command}")
+    steps = run.config.train.steps
+    note = f"has finished {status.step:,} of {steps:,} steps" if status.step < steps else ""
+    return replace(status, status="done", note=note)
+
+
+def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
+    """Return the statuses of separately trained runs; raise UsageError if no run has scores."""
+    statuses = [read_adhoc_status(run) for run in sweep.runs]
+    if all(status.status != "done" for status in statuses):
+        raise UsageError(f"{statuses[0].run.path} is {statuses[0].note}")
+    return statuses
+
+
+def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
+    """Collect the results of all runs so far; raise UsageError if no run has finished."""
+    if not any(status.status == "done" for status in statuses):
+        raise UsageError(f"no run of {sweep.path} has finished, so there is nothing to report")
+    base_name, base = next(iter(sweep.rows.items()))
+    by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
+    base_texts = _fingerprints(by_row[base_name])
+    rows = {
+        name: _collect_row(name, row, base, by_row[name], base_texts)
+        for name, row in sweep.rows.items()
+    }
+    done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
+    differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
+    return Results(sweep, rows, differences, signature, command)
+
+
+def _collect_row(
+    name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
+) -> RowResult:
+    config = config_as_trained(statuses)
+    changes = base.config.differences(row.config)
+    changes.pop(("train", "seed"), None)
+    done = [status for status in statuses if status.status == "done"]
+    perplexities = _collect_scores(done).get("perplexity", {})
+    unigram = _unigram_perplexity(done)
+    failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
+    return RowResult(
+        name,
+        ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),
+        config,
+        row.paper,
+        count_parameters(config)["total"],
+        _mean_flops(done),
+        statuses,
+        _collect_scores([status for status in done if status.run.seed not in failed]),
+        unigram,
+        failed,
+        has_own_text=not _fingerprints(statuses) <= base_texts,
+    )
+
+
+def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
+    """Return the best unigram model's perplexity on the development references."""
+    for status in statuses:
+        # A run from another version of this package may be in a different format.
+        with contextlib.suppress(TransformerJaxError, KeyError, OSError):
+            _, references = read_translations(status.evaluations["dev"])
+            tokenizer = RunFolder.open(status.run.path).vocabulary.target
+            counts = Counter(itertools.chain.from_iterable(tokenizer.encode(references)))
+            return math.exp(stats.entropy(list(counts.values())))
+    return None
+
+
+def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
+    """Return the fingerprints of the text and vocabularies that the runs were trained with."""
+    fingerprints = set()
+    for status in statuses:
+        with contextlib.suppress(KeyError, TypeError):
+            data = read_json_object(status.run.path / "run.json")["data"]
+            fingerprints.add(str(data["fingerprint"]))
+    return fingerprints
+
+
+def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]]:
+    """Return the scores, keyed by name and seed. Values of unexpected types are ignored."""
+    scores: dict[str, dict[int, float]] = {}
+    for status in statuses:
+        dev, test = status.scores.get("dev", {}), status.scores.get("test", {})
+        values: dict[str, object] = {
+            "perplexity": dev.get("perplexity"),
+            "bleu": dev.get("bleu"),
+            "test_bleu": test.get("bleu"),
+            # Compound splitting requires words, so character-level BLEU has no compound score.
+            "compound_bleu": test.get("compound_bleu"),
+            "test_task": _main_score(test.get("task")),
+        }
+        for name, value in values.items():
+            if is_number(value):
+                scores.setdefault(name, {})[status.run.seed] = float(value)
+    return scores
+
+
+def _main_score(task: object) -> object:
+    """Return the main score from a task's stored result, or None if it is missing."""
+    if not isinstance(task, dict) or not isinstance(name := task.get("main_score"), str):
+        return None
+    return task.get(name)
+
+
+def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
+    """Return the mean FLOPs of training runs, both counted and estimated by the paper's method."""
+    all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
+    runs = [xs for reports in all_reports if (xs := list(filter(_has_flops, reports)))]
+    if not runs:
+        return None
+    counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
+    # Utilization is the ratio of counted FLOPs to peak FLOPs.
+    return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
+
+
+def _has_flops(report: JsonObject) -> bool:
+    """Return whether a report's FLOPs and utilization are positive numbers."""
+    return all(is_number(x) and x > 0 for x in (report.get("flops"), report.get("utilization")))
+
+
+def compare_test_bleu(
+    tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
+) -> tuple[dict[str, dict[int, BleuDifference]], str]:
+    """Compare each run with the first row's run that has the same seed, if the references match.
+
+    Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
+    is "" if there are no differences.
+    """
+    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
+    base = next(iter(by_row))
+    differences: dict[str, dict[int, BleuDifference]] = {}
+    signature = ""
+    for seed in sorted({status.run.seed for status in by_row[base]}):
+        translations = {
+            name: read_translations(status.evaluations["test"])
+            for name, statuses in by_row.items()
+            for status in statuses
+            if status.run.seed == seed and "test" in status.evaluations
+        }
+        _, references = translations.get(base, ([], []))
+        systems = [
+            (name, lines) for name, (lines, target) in translations.items() if target == references
+        ]
+        if base not in translations or len(systems) < 2:
+            continue
+        signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
+        signature = str(signatures["BLEU"])
+        baseline, *others = results["BLEU"]
+        for (name, _), result in zip(systems[1:], others, strict=True):
+            difference = BleuDifference(result.score - baseline.score, p_value(result, baseline))
+            differences.setdefault(name, {})[seed] = difference
+    return differences, signature
