@@ -25,7 +25,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.training.flops import peak_flops, step_flops
-from transformer_jax.training.throughput import Meter
+from transformer_jax.training.meter import Meter
 
 
 def describe_device(dtype: str, **more: object) -> dict[str, Any]:

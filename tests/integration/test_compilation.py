@@ -19,8 +19,8 @@ from transformer_jax.training import loop
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.create_run import create_run
+from transformer_jax.training.meter import Meter
 from transformer_jax.training.step import TrainStep, init_state
-from transformer_jax.training.throughput import Meter
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def state_of(path: Path) -> tuple[int, Any]:
 def scores_of(path: Path) -> dict[int, float]:
     """Return the perplexity of each scheduled checkpoint."""
     with CheckpointManager(path / "checkpoints", RunFolder.open(path).identity) as checkpoints:
-        return checkpoints.scores
+        return checkpoints.perplexities
 
 
 def assert_same(left: Any, right: Any) -> None:

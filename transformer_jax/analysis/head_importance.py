@@ -110,7 +110,7 @@ def head_importance(
     mask_heads(run.params, np.ones(shape, bool))
     tokens = [
         side._replace(offsets=side.offsets[: num_sentences + 1])
-        for side in prepare_split(split, of=run, progress=progress).tokens(split)
+        for side in prepare_split(run, split, progress=progress).tokens(split)
     ]
     batches = scoring_batches(*tokens)
     num_heads = math.prod(shape)

@@ -97,7 +97,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
         UsageError: the run does not have this split, or the split has fewer than 10 sentences.
         DataError: the run's text has changed.
     """
-    prepared = prepare_split(split, of=run, progress=progress)
+    prepared = prepare_split(run, split, progress=progress)
     losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
     if len(losses) < MIN_SENTENCES:
         raise UsageError(

@@ -25,7 +25,7 @@ SEED = 12345
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricComparison:
     """The scores of a run and a baseline on the same sentences, for one metric."""
 
     metric: str
@@ -53,12 +53,12 @@ def check_comparable(
         DataError: the references differ, or a run's text has changed.
     """
     ours, theirs = (
-        prepare_split(split, of=one, progress=progress).lines(split)[1] for one in (run, baseline)
+        prepare_split(one, split, progress=progress).lines(split)[1] for one in (run, baseline)
     )
     _check_same_references(ours, theirs, split)
 
 
-def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[Comparison]:
+def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[MetricComparison]:
     """Compare two evaluations of the same split by BLEU and by chrF.
 
     Raises:
@@ -70,7 +70,7 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
-        Comparison(
+        MetricComparison(
             name,
             *_score_mean_interval(ours),
             *_score_mean_interval(theirs),
@@ -111,7 +111,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 
 
 def describe(
-    baseline: Run, evaluation: Evaluation, comparisons: Sequence[Comparison]
+    baseline: Run, evaluation: Evaluation, comparisons: Sequence[MetricComparison]
 ) -> JsonObject:
     """Return a comparison as JSON data without file paths.
 

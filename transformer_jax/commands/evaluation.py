@@ -20,7 +20,7 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from transformer_jax.analysis.significance import Comparison
+    from transformer_jax.analysis.significance import MetricComparison
     from transformer_jax.evaluation.evaluate import Evaluation
     from transformer_jax.inference.trained_run import Run
 
@@ -92,7 +92,7 @@ class Evaluate(RunCommand):
         baseline = None if self.baseline is None else self.load(self.baseline)
         evaluation, other = self._evaluate(run, baseline)
         result = evaluation.result
-        comparisons: list[Comparison] = []
+        comparisons: list[MetricComparison] = []
         if baseline is not None and other is not None:
             comparisons = significance.compare(evaluation, other, bleu_tokenizer(run.config.data))
             result = {**result, "baseline": significance.describe(baseline, other, comparisons)}

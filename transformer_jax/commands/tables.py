@@ -14,7 +14,7 @@ from transformer_jax.errors import SweepFailedError
 from transformer_jax.files import JsonObject
 
 if TYPE_CHECKING:
-    from transformer_jax.analysis.significance import Comparison
+    from transformer_jax.analysis.significance import MetricComparison
     from transformer_jax.evaluation.evaluate import Evaluation
     from transformer_jax.sweeps.status import RunStatus
 
@@ -107,7 +107,7 @@ def print_grid(results: Sequence[JsonObject]) -> JsonObject:
     return best
 
 
-def print_comparison(comparisons: Sequence["Comparison"], run: str, baseline: str) -> None:
+def print_comparison(comparisons: Sequence["MetricComparison"], run: str, baseline: str) -> None:
     """Print the paired bootstrap results for two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:

@@ -61,7 +61,7 @@ def read_tokens(folder: Path, split: Split, side: str, tokenizer: Tokenizer) -> 
     return Ragged(tokens, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
-def unfit_text(source: str, target: str) -> str | None:
+def why_unfit_text(source: str, target: str) -> str | None:
     """Return the reason for dropping this pair of lines, or None to keep the pair."""
     if not source.strip() or not target.strip():
         return "empty"
@@ -70,7 +70,7 @@ def unfit_text(source: str, target: str) -> str | None:
     return "control symbols" if CONTROL.search(source) or CONTROL.search(target) else None
 
 
-def unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
+def why_unfit_tokens(source: int, target: int, config: DataConfig) -> str | None:
     """Return the reason for dropping a pair with these token counts, or None to keep the pair."""
     # The token counts include EOS, but the length ratio ignores it.
     shorter, longer = sorted((source - 1, target - 1))
@@ -134,7 +134,7 @@ class SplitWriter:
     def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
         """Append suitable pairs to the files, and update the counts in `outcome`."""
         if self.is_filtered:
-            pairs = _drop_unfit(pairs, unfit_text, outcome)
+            pairs = _drop_unfit(pairs, why_unfit_text, outcome)
         elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
             raise DataError(
                 f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
@@ -145,7 +145,7 @@ class SplitWriter:
         encoded = list(zip(sources, targets, strict=True))
         if self.is_filtered:
             encoded = _drop_unfit(
-                encoded, lambda s, t: unfit_tokens(len(s), len(t), self.config), outcome
+                encoded, lambda s, t: why_unfit_tokens(len(s), len(t), self.config), outcome
             )
         outcome["kept"] += len(encoded)
         for i, side in enumerate(SIDES):

@@ -12,7 +12,7 @@ from pathlib import Path
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpora import Corpus
-from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, unfit_text
+from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, why_unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Unit, Vocabulary
 from transformer_jax.errors import DataError
 from transformer_jax.files import exclusive, write_bytes, write_text
@@ -41,9 +41,7 @@ def train_vocabulary(
     """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
-        # Omit the default unit from the name, so that existing cached vocabularies remain valid.
-        units = () if unit == "subwords" else (unit,)
-        name = f"{digest(identity, vocab_size, *sides, *units)}.model"
+        name = f"{digest(identity, vocab_size, *sides, unit)}.model"
         path = cache_folder("vocabularies") / name
         if (tokenizer := _load_cached_tokenizer(path)) is not None:
             return tokenizer
@@ -88,7 +86,7 @@ def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Itera
         for index, pair in enumerate(corpus.read("train")):
             if index % CHUNK_PAIRS == 0:
                 progress(activity, index, total)
-            if index % n == 0 and unfit_text(*pair) is None:
+            if index % n == 0 and why_unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
                     if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:
                         yield line

@@ -28,7 +28,7 @@ Files = tuple[Path, Path]
 """A source file and a target file."""
 
 
-class Text(NamedTuple):
+class EvaluationText(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
@@ -58,17 +58,17 @@ class Evaluation(NamedTuple):
     """A separate evaluation of each averaged checkpoint, if requested."""
 
 
-def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress) -> Prepared:
+def prepare_split(run: Run, split: Split, *, progress: Progress = ignore_progress) -> Prepared:
     """Return the prepared text of a run, after checking that it contains this split.
 
     Raises:
         UsageError: the text does not have this split.
         DataError: the text has changed since the run was created.
     """
-    path = of.folder.path
+    path = run.folder.path
     try:
         prepared = find_prepared(
-            of.config.data, of.vocabulary, of.folder.fingerprint, progress=progress
+            run.config.data, run.vocabulary, run.folder.fingerprint, progress=progress
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -80,7 +80,7 @@ def prepare_split(split: Split, *, of: Run, progress: Progress = ignore_progress
     return prepared
 
 
-def read_files(run: Run, files: Files) -> Text:
+def read_files(run: Run, files: Files) -> EvaluationText:
     """Read parallel text from files outside the run's corpus.
 
     Raises:
@@ -105,10 +105,12 @@ def read_files(run: Run, files: Files) -> Text:
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
     batches = scoring_batches(*map(Ragged.from_lists, encoded))
-    return Text(name, title, sources, references, batches)
+    return EvaluationText(name, title, sources, references, batches)
 
 
-def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progress) -> Text:
+def read_text(
+    run: Run, text: Split | Files, progress: Progress = ignore_progress
+) -> EvaluationText:
     """Read a split of the run's text, or text in other files.
 
     Raises the same errors as `prepare_split` and `read_files`. Also raises a DataError if the run's
@@ -117,16 +119,16 @@ def read_text(run: Run, text: Split | Files, progress: Progress = ignore_progres
     if isinstance(text, tuple):
         content = read_files(run, text)
     else:
-        prepared = prepare_split(text, of=run, progress=progress)
+        prepared = prepare_split(run, text, progress=progress)
         batches = scoring_batches(*prepared.tokens(text))
-        content = Text(text, f"{text} set", *prepared.lines(text), batches)
+        content = EvaluationText(text, f"{text} set", *prepared.lines(text), batches)
     check_task(run.config.data.task, content.sources, content.references)
     return content
 
 
 def evaluate_text(
     run: Run,
-    text: Text,
+    text: EvaluationText,
     decode: Mapping[str, object],
     *,
     sentences: list[SentenceScore] | None = None,
@@ -202,19 +204,19 @@ def evaluate(
     evaluation = evaluate_one(run)
     if not per_checkpoint:
         return evaluation
-    singles: list[Evaluation] = []
+    evaluations: list[Evaluation] = []
     for step in run.steps:
         one = Run(run.folder, read_params(run.folder, [step]), (step,))
-        singles.append(evaluate_one(one, f" at step {step}"))
+        evaluations.append(evaluate_one(one, f" at step {step}"))
     evaluation.result["per_checkpoint"] = [
         {
             key: single.result[key]
             for key in ("step", "perplexity", *asdict(single.scores), "task")
             if key in single.result
         }
-        for single in singles
+        for single in evaluations
     ]
-    return evaluation._replace(per_checkpoint=tuple(singles))
+    return evaluation._replace(per_checkpoint=tuple(evaluations))
 
 
 # The width of a bucket, in source tokens. The last bucket has no upper limit.

@@ -81,7 +81,6 @@ def find_result(
     }
     path = folder.path / "evaluations" / folder_name(settings) / "scores.json"
     result = read_json_object(path)
-    # Results from earlier versions of this package do not contain `by_length`.
     is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
     return result if is_complete and settings.items() <= result.items() else None
 

@@ -13,7 +13,7 @@ from transformer_jax.console import stderr
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.evaluation.evaluate import Evaluation, Text, evaluate_text, read_text
+from transformer_jax.evaluation.evaluate import Evaluation, EvaluationText, evaluate_text, read_text
 from transformer_jax.evaluation.evaluation_files import find_result, save_evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.files import JsonObject
@@ -89,7 +89,7 @@ def evaluate_grid(
         for search in searches
     }
     missing = {count for (count, _), result in results.items() if result is None}
-    text: Text | None = None
+    text: EvaluationText | None = None
     notes: list[str] = []
     for run in load_averages(folder, steps, missing):
         text = text or read_text(run, split, progress)
@@ -130,7 +130,7 @@ def _select_averages(
 
 
 def _evaluate_searches(
-    run: Run, text: Text, searches: Sequence[DecodeConfig], title: str, progress: Progress
+    run: Run, text: EvaluationText, searches: Sequence[DecodeConfig], title: str, progress: Progress
 ) -> Iterator[tuple[DecodeConfig, Evaluation]]:
     """Evaluate one averaged model with several search settings; compute perplexity only once."""
     sentences: list[SentenceScore] | None = None

@@ -118,14 +118,14 @@ def _collect_row(
         _collect_scores([status for status in done if status.run.seed not in failed]),
         unigram,
         failed,
-        has_own_text=not _fingerprints(statuses) <= base_texts,
+        has_other_text=not _fingerprints(statuses) <= base_texts,
     )
 
 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     """Return the best unigram model's perplexity on the development references."""
     for status in statuses:
-        # A run from another version of this package may be in a different format.
+        # Another program may have changed the files.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
             _, references = read_translations(status.evaluations["dev"])
             tokenizer = RunFolder.open(status.run.path).vocabulary.target

@@ -188,7 +188,7 @@ def _list_caveats(results: Results) -> list[str]:
         notes += [note for note in perplexity if note in bleu]
         notes += [f"Perplexity: {note}" for note in perplexity if note not in bleu]
         notes += [f"dev BLEU: {note}" for note in bleu if note not in perplexity]
-    if names := [row.name for row in rows if row.has_own_text]:
+    if names := [row.name for row in rows if row.has_other_text]:
         notes.append(
             f"Rows whose text or vocabulary differs from that of {results.base.name}: "
             f"{', '.join(names)}. Their perplexities per token cannot be compared."

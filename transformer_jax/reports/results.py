@@ -17,7 +17,7 @@ from transformer_jax.reports.seed_statistics import (
     BLEU_MARGIN,
     LOG_PERPLEXITY_MARGIN,
     Analysis,
-    Comparison,
+    RowComparison,
     SignAgreement,
     Verdict,
     analyze,
@@ -65,7 +65,7 @@ class RowResult:
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train, keyed by seed. Training counts as failed if
     the perplexity is not finite or exceeds that of a unigram model."""
-    has_own_text: bool
+    has_other_text: bool
     """Whether the row's text or vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
 
@@ -113,15 +113,15 @@ class Results:
         logarithms = {
             name: {seed: math.log(x) for seed, x in row.scores.get("perplexity", {}).items()}
             for name, row in self.rows.items()
-            if not row.has_own_text
+            if not row.has_other_text
         }
         bleu = {name: row.scores.get("bleu", {}) for name, row in self.rows.items()}
         return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
 
-    def compare(self, name: str, score: PaperScore) -> Comparison:
+    def compare(self, name: str, score: PaperScore) -> RowComparison:
         """Compare a row's log perplexity or BLEU score with that of the first row."""
         difference = 0.0 if name == self.base.name else None
-        nothing = Comparison(difference, None, None)
+        nothing = RowComparison(difference, None, None)
         return self.analyses[score].comparisons.get(name, nothing)
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:

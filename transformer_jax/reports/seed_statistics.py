@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RowComparison:
     """A row's score minus the score of the table's first row."""
 
     difference: float | None
@@ -54,7 +54,7 @@ class Analysis:
     """The comparisons of the other rows with the first row."""
 
     base: str
-    comparisons: Mapping[str, Comparison]
+    comparisons: Mapping[str, RowComparison]
     """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
     """The rows whose scores vary much more across seeds than those of the other rows. Each value is
@@ -93,7 +93,7 @@ def analyze(scores: Scores) -> Analysis:
     comparisons = {}
     for row in others:
         ours, theirs = list(scores[row].values()), list(scores[base].values())
-        comparisons[row] = Comparison(
+        comparisons[row] = RowComparison(
             statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
             welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
             welch_interval(ours, theirs),

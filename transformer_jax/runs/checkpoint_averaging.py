@@ -35,7 +35,7 @@ def select_steps(
         raise UsageError(f"{run} has no checkpoint yet")
     if average == 1 and step is None and (newest := checkpoints.latest_valid()) is not None:
         return [newest]
-    available = sorted(checkpoints.scores) if average > 1 else checkpoints.steps
+    available = sorted(checkpoints.perplexities) if average > 1 else checkpoints.steps
     is_unscheduled = step not in available and step in checkpoints.steps
     if allow_fewer and (is_unscheduled or not available):
         return select_steps(checkpoints, 1, step)
@@ -88,7 +88,7 @@ def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) ->
     """Return up to `limit` consecutive steps with intact checkpoints, counting back from `last`."""
     steps: list[int] = []
     step: int | None = last
-    while step is not None and step in checkpoints.scores and len(steps) < limit:
+    while step is not None and step in checkpoints.perplexities and len(steps) < limit:
         if (reason := checkpoints.find_damage(step)) is None:
             steps.insert(0, step)
         else:

@@ -73,7 +73,7 @@ class CheckpointManager:
         return sorted(int(path.name) for path in self.folder.iterdir() if STEP.match(path.name))
 
     @property
-    def scores(self) -> dict[int, float]:
+    def perplexities(self) -> dict[int, float]:
         """The development perplexity of each scheduled checkpoint, keyed by step."""
         return {
             step: metadata.perplexity
@@ -159,13 +159,15 @@ class CheckpointManager:
         the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity` is
         the perplexity on the development set, or None if the step is not scheduled.
         """
-        content = CheckpointMetadata(perplexity, max(self.scores, default=None), dict(metadata))
+        content = CheckpointMetadata(
+            perplexity, max(self.perplexities, default=None), dict(metadata)
+        )
         with self._as_storage_error(step):
             write = array_store.save_async(self.folder / f".{step}", arrays)
         self._metadata[step] = content
-        scores = self.scores
-        best = min(scores, key=lambda step: (scores[step], step), default=step)
-        kept = {max(self._metadata), best, *list(scores)[-(self._keep or 1) :]}
+        perplexities = self.perplexities
+        best = min(perplexities, key=lambda step: (perplexities[step], step), default=step)
+        kept = {max(self._metadata), best, *list(perplexities)[-(self._keep or 1) :]}
         superseded = self._metadata.keys() - kept
         for old in superseded:
             del self._metadata[old]

@@ -23,7 +23,7 @@ from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
 from transformer_jax.files import INVALID_JSON, write_json
 
-# Format 2 uses the config field names introduced on 2026-11-22.
+# Increase this number when the format of sweep.json changes.
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

@@ -14,8 +14,8 @@ from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.components import RunComponents
+from transformer_jax.training.meter import Sums
 from transformer_jax.training.step import TrainState, init_state
-from transformer_jax.training.throughput import Sums
 
 # The `TrainState` counters that checkpoints store as metadata.
 COUNTS = ("skipped", "skipped_in_a_row")
@@ -97,9 +97,9 @@ class Checkpointer:
         return sharding.place_state(state), pending
 
     @property
-    def scores(self) -> dict[int, float]:
+    def perplexities(self) -> dict[int, float]:
         """The perplexity of each scheduled checkpoint on disk, keyed by step."""
-        return self._manager.scores
+        return self._manager.perplexities
 
     def needs_recovery_save(self) -> bool:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""

@@ -23,10 +23,10 @@ from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
+from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.metric_writer import MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.training.step import TrainState, TrainStep
-from transformer_jax.training.throughput import Meter, Sums
 from transformer_jax.training.tracing import StepTracer
 
 # A run ends after this many consecutive steps with a non-finite loss or gradient.
@@ -85,17 +85,17 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         shutdown.check()
         restored = checkpointer.last_step
         is_done = restored >= config.train.steps
-        if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
+        if is_done or schedule.is_out_of_patience(restored, checkpointer.perplexities):
             reason = (
                 "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
             )
             console.print(f"{run.folder.path} is already at step {restored}: nothing to do{reason}")
-            return len(checkpointer.scores)
+            return len(checkpointer.perplexities)
         if run.group.is_primary:
             # Remove the reports that the resumed run writes again. At the restored step, a training
             # report is final if no metrics are pending, and an evaluation is final if the
             # checkpoint has a score.
-            is_final = {"train": not pending, "dev": restored in checkpointer.scores}
+            is_final = {"train": not pending, "dev": restored in checkpointer.perplexities}
             kept = {split for split, final in is_final.items() if final}
             truncate_metrics(run.folder.metrics, restored, kept)
         run.group.barrier()
@@ -112,7 +112,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
                 step = checkpointer.last_step
                 writer.report(step, "train", _read_metrics(meter, config, step))
         checkpointer.wait()
-        return len(checkpointer.scores)
+        return len(checkpointer.perplexities)
 
 
 def _run_steps(
@@ -168,7 +168,7 @@ def _run_steps(
                 name = signal.Signals(vote.signal).name
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after_step(step, state)
-            if schedule.is_out_of_patience(step, checkpointer.scores):
+            if schedule.is_out_of_patience(step, checkpointer.perplexities):
                 count = config.train.patience
                 writer.say(f"early stopping: perplexity has not improved for {count} checkpoints")
                 break

@@ -36,8 +36,7 @@ def test_importance_is_the_loss_without_each_head(run: Run) -> None:
     # With an unlimited margin, 13 losses are computed: one without masks and two for each head.
     assert counts == [(i, 13) for i in range(1, 14)]
     tokens = [
-        side._replace(offsets=side.offsets[:9])
-        for side in prepare_split("dev", of=run).tokens("dev")
+        side._replace(offsets=side.offsets[:9]) for side in prepare_split(run, "dev").tokens("dev")
     ]
     batches = scoring_batches(*tokens)
 

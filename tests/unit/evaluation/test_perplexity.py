@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.slow
 def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
-    sides = prepare_split("dev", of=run).tokens("dev")
+    sides = prepare_split(run, "dev").tokens("dev")
     source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)
     sentences = score_sentences(run.model, run.params, scoring_batches(source, target))
     losses = score_tokens(run.model, run.params, scoring_batches(source, target))

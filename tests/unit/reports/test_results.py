@@ -148,7 +148,7 @@ def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sw
         data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
         (run.path / "run.json").write_text(json.dumps(data))
     results = collect(dev_sweep)
-    assert results.rows["worse"].has_own_text
+    assert results.rows["worse"].has_other_text
     assert results.compare("worse", "perplexity").difference is None
     assert results.compare("worse", "bleu").difference == pytest.approx(-2)
 

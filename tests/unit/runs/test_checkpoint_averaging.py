@@ -19,7 +19,7 @@ def test_an_average_is_the_mean_of_scheduled_checkpoints_only(tmp_path: Path) ->
     write_steps(tmp_path / "c", {1: 9.0, 2: 8.0, 3: None, 4: 7.0, 5: None})
     target = target_like(params_of(0))["params"]
     with CheckpointManager(tmp_path / "c", IDENTITY) as checkpoints:
-        assert sorted(checkpoints.scores) == [1, 2, 4]
+        assert sorted(checkpoints.perplexities) == [1, 2, 4]
         mean = average_params(checkpoints, select_steps(checkpoints, 2), target)
         np.testing.assert_allclose(mean["layer"]["kernel"], 3.0)
         np.testing.assert_allclose(mean["layer"]["bias"], [3.0, 4.0])

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.model.losses import Loss
-from transformer_jax.training import throughput
+from transformer_jax.training.meter import Meter
 from transformer_jax.training.step import StepMetrics
-from transformer_jax.training.throughput import Meter
 
 FLOPS = 7e6
 
@@ -80,7 +79,9 @@ def test_a_report_after_an_interruption_is_the_same_apart_from_rates() -> None:
 
 def test_paused_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(
+        "transformer_jax.training.meter.time", SimpleNamespace(perf_counter=lambda: clock.now)
+    )
     meter = Meter(1e9, [])
     meter.add(STEPS[0], FLOPS)
     clock.now += 2
@@ -95,7 +96,9 @@ def test_rates_leave_out_the_steps_of_an_interrupted_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(
+        "transformer_jax.training.meter.time", SimpleNamespace(perf_counter=lambda: clock.now)
+    )
     meter = Meter(1e9, [[30.0, 20.0, 8.0]], FLOPS)
     meter.add(STEPS[0], FLOPS)
     clock.now += 2
