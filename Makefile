@@ -16,9 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all check notebooks docs clean
 
 demo: $(VENV)/installed  ## Train the tiny model on number words, translate, and score.
-	@if [ -e runs/demo/run.json ]; \
-	then $(BIN)/transformer-jax resume runs/demo; \
-	else $(BIN)/transformer-jax train configs/tiny.py --out runs/demo; fi
+	@$(BIN)/transformer-jax train configs/tiny.py --out runs/demo --resume
 	@$(BIN)/transformer-jax evaluate runs/demo
 
 test: $(VENV)/installed-test  ## Run the fast tests: four minutes on two cores.

@@ -284,6 +284,16 @@ def test_a_run_of_two_processes_resumes_in_one_and_with_other_parallelism(
     assert transformer_jax.load(run, average_checkpoints=1).step == STEPS + 2
 
 
+@pytest.mark.slow
+def test_two_processes_start_and_continue_a_run_with_the_same_command(
+    run_of_two: Path, tmp_path: Path, forks: Forks
+) -> None:
+    for steps in (CHECKPOINT, STEPS, STEPS):
+        more = "--resume", "--train.steps", str(steps)
+        run = train_in_forks(forks, tmp_path, *([*x, *more] for x in options_of_two()))
+    assert_same(params_of(run), params_of(run_of_two))
+
+
 @pytest.mark.exhaustive
 def test_an_error_in_the_primary_process_ends_the_other_with_the_same_line(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()

@@ -13,8 +13,8 @@ from shutil import copytree, rmtree
 import jax
 import pytest
 from corpora import write_treebank
-from example_configs import FILES, SMALL
-from training_runs import QUIET, assert_same, state_of
+from example_configs import FILES, SMALL, metrics_of
+from training_runs import QUIET, assert_same, signal_at_step, state_of
 
 from transformer_jax.cli import main
 from transformer_jax.data.splits import SPLITS
@@ -56,6 +56,70 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert state_of(Path("runs/mine"))[0] == 3
     assert main(["resume", "runs/mine", "--model.d-k", "4"]) == 2
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
+
+
+def test_train_with_resume_starts_continues_and_leaves_a_finished_run_alone(
+    whole_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
+    command = ["train", "mine.py", "--out", "run", "--resume"]
+    with monkeypatch.context() as patch:
+        signal_at_step(patch, 5, signal.SIGTERM)
+        assert main(command) == os.EX_TEMPFAIL
+    assert 0 < state_of(Path("run"))[0] < 8
+    assert main(command) == 0
+    step, arrays = state_of(Path("run"))
+    assert (step, metrics_of(Path("run"))) == (8, metrics_of(whole_run))
+    assert_same(arrays, state_of(whole_run)[1])
+
+    assert main(["resume", "run", "--train.steps", "9"]) == 0
+    every = [path for path in Path("run").rglob("*") if path.is_file() and path.name != "lock"]
+    files = {path: path.read_bytes() for path in every}
+    capsys.readouterr()
+    for steps in ("8", "9"):
+        assert main([*command, "--train.steps", steps]) == 0
+        assert "run is already at step 9: nothing to do" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_train_with_resume_names_the_fields_that_differ_from_the_run(
+    half_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
+    copytree(half_run, "run")
+    changes = ["--model.d-k", "4", "--data.vocab-size", "63", "--train.seed", "7"]
+    assert main(["train", "mine.py", "--out", "run", "--resume", *changes]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    fields = "model.d_k 8 -> 4, data.vocab_size 64 -> 63, train.seed 0 -> 7"
+    assert line == f"transformer-jax: run cannot resume with changes in {fields}"
+
+
+@pytest.mark.parametrize("options", [[], ["--init-from", "other"]])
+def test_train_with_resume_continues_a_run_whose_vocabulary_is_smaller_than_requested(
+    options: list[str], half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    size = 5000 if not options else 65
+    Path("mine.py").write_text(
+        "from example_configs import SMALL\n"
+        f"CONFIG = SMALL.change(data={{'vocab_size': {size}}}, train={{'steps': 1}})\n"
+    )
+    copytree(half_run, "other")
+    command = ["train", "mine.py", "--out", "run", "--resume", *options]
+    assert main(command) == 0
+    assert RunFolder.open(Path("run")).config.data.vocab_size < size
+    assert main(command) == 0
 
 
 @pytest.mark.slow

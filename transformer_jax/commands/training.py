@@ -3,7 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -16,10 +16,9 @@ from transformer_jax.commands.base import (
     RunArgument,
     translate_command,
 )
-from transformer_jax.config import Config, DataConfig, Row, loading
+from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.splits import SPLITS
-from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
@@ -115,6 +114,9 @@ class Train(FileCommand, TrainingCommand):
     """The run's folder. Default: runs/NAME, where NAME is the config's name."""
     init_from: Path | None = None
     """Start with the vocabulary and the latest parameters of this run."""
+    resume: FlagCreatePairsOff[bool] = False
+    """If the run already exists, continue it. A finished run stays as it is. Use
+    this option in scripts that start the same command again after an interruption."""
 
     @property
     def path(self) -> Path:
@@ -125,10 +127,18 @@ class Train(FileCommand, TrainingCommand):
         """Create the run in the primary process, and train its model in all processes."""
         config = rows[""].config
         with self.join_processes(config) as group:
+            # The primary process decides, because it may create the run before others look for it.
+            exists = group.broadcast(self.resume and (self.path / "run.json").exists())
             # Check the path before importing JAX, so that errors appear immediately.
-            if group.is_primary:
+            if group.is_primary and not exists:
                 check_available(self.path)
             group.barrier()
+            if exists:
+                # `resume --train.steps` may have extended the run.
+                steps = max(config.train.steps, RunFolder.open(self.path).steps_done)
+                config = config.change(train={"steps": steps})
+                _train(_open_run(self.path, config, group, self.init_from), group)
+                return
             if self.init_from is not None and group.count > 1:
                 raise UsageError(
                     "--init-from works only in a single process: train one step in one process "
@@ -166,14 +176,7 @@ class Resume(TrainingCommand):
         """Store the options in the run's config, and train from the latest checkpoint."""
         config = rows[""].config
         with self.join_processes(config) as group:
-            folder = RunFolder.open(self.path)
-            for line in folder.changed_files if group.is_primary else []:
-                stderr.print(f"note: {line}")
-            _check_moved_text(folder, config.data)
-            folder = folder.with_config(config)
-            # The primary process stores the new config after every process has read the old one.
-            group.barrier()
-            _train(folder, group)
+            _train(_open_run(self.path, config, group), group)
 
 
 @dataclass(frozen=True)
@@ -262,20 +265,20 @@ def _environment(checkpoint: JsonObject) -> dict[str, str]:
     return {**checkpoint.get("versions", {}), **devices}
 
 
-def _check_moved_text(folder: RunFolder, data: DataConfig) -> None:
-    """If the config has new paths for the text, check that the text itself is unchanged."""
-    paths = {field: getattr(data, field) for field in ("train", "dev", "test", "folder")}
-    moved = replace(folder.config.data, **paths)
-    if moved != folder.config.data:
-        from transformer_jax.data.prepare import find_prepared
+def _open_run(
+    path: Path, config: Config, group: ProcessGroup, init_from: Path | None = None
+) -> RunFolder:
+    """Open a run to continue it with this config."""
+    folder = RunFolder.open(path)
+    for line in folder.changed_files if group.is_primary else []:
+        stderr.print(f"note: {line}")
+    from transformer_jax.training.create_run import open_run
 
-        expected = folder.vocabulary, folder.fingerprint
-        with progress_bar() as progress:
-            report = heartbeat.with_heartbeat(progress)
-            # If the text is already cached, `find_prepared` does not report any progress, so report
-            # the start of the check here.
-            report("checking the moved text", 0, 0)
-            find_prepared(moved, *expected, verify_text=True, progress=report)
+    with progress_bar() as progress:
+        folder = open_run(path, config, init_from=init_from, progress=progress)
+    # The primary process stores the new config after every process has read the old one.
+    group.barrier()
+    return folder
 
 
 def _train(folder: RunFolder, group: ProcessGroup) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES, Progress, ignore_progress
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
@@ -80,6 +80,38 @@ def create_run(
                 manager.prepare_save(0, arrays)
                 manager.save(0, arrays, None, checkpoint_metadata(state, [], config))
     return replace(folder, path=path)
+
+
+def open_run(
+    path: Path,
+    config: Config,
+    *,
+    init_from: Path | None = None,
+    progress: Progress = ignore_progress,
+) -> RunFolder:
+    """Open a run to continue it with the config that `create_run` received.
+
+    Raises:
+        ConfigError: the config differs in a field that must not change.
+        DataError: the config has new paths for the text, and the text differs.
+        UsageError: the path is not a run, or the run is packaged.
+    """
+    folder, progress = RunFolder.open(path), heartbeat.with_heartbeat(progress)
+    sizes = folder.vocabulary.sizes
+    if init_from is None and sizes != {field: getattr(config.data, field) for field in sizes}:
+        # The text may be too short for the requested sizes. `create_run` stored the actual sizes.
+        sizes = prepare(config.data, progress=progress).vocabulary.sizes
+    config = config.change(data=sizes)
+    resumed = folder.with_config(config)
+    paths = {field: getattr(config.data, field) for field in ("train", "dev", "test", "folder")}
+    moved = replace(folder.config.data, **paths)
+    if moved != folder.config.data:
+        # If the text is already cached, `find_prepared` does not report any progress, so report
+        # the start of the check here.
+        progress("checking the moved text", 0, 0)
+        expected = folder.vocabulary, folder.fingerprint
+        find_prepared(moved, *expected, verify_text=True, progress=progress)
+    return resumed
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
