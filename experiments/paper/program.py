@@ -3,7 +3,6 @@
 A jaxpr is JAX's representation of a traced function. A convolution counts as a matrix product.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jaxtyping import PyTree
+
+from transformer_jax.training.flops import PRODUCTS
 
 
 class Program(NamedTuple):
@@ -120,25 +121,3 @@ def _join(values: Sequence[Value]) -> Value:
     """Return the properties of an array that is computed from arrays with the given properties."""
     depth = max((value.depth for value in values), default=0)
     return Value(depth, any(value.is_data for value in values))
-
-
-def _shape(var: Any) -> tuple[int, ...]:  # noqa: ANN401 (the declared type of `Var.aval` has no shape)
-    return var.aval.shape
-
-
-def _dot_flops(equation: JaxprEqn) -> int:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left, output = _shape(equation.invars[0]), _shape(equation.outvars[0])
-    return 2 * math.prod(output) * math.prod(left[axis] for axis in contracted)
-
-
-def _convolution_flops(equation: JaxprEqn) -> int:
-    kernel, output = _shape(equation.invars[1]), _shape(equation.outvars[0])
-    num_outputs = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-    return 2 * math.prod(output) * math.prod(kernel) // num_outputs
-
-
-PRODUCTS: dict[str, Callable[[JaxprEqn], int]] = {
-    "dot_general": _dot_flops,
-    "conv_general_dilated": _convolution_flops,
-}

@@ -33,5 +33,5 @@ def compile_by_formula(
     peak = state + tokens * (1 << 20)
     lengths = (bucket.source, bucket.target)
     collectives = (Collectives("all-reduce", "bf16", 3, 2 << 30),) if len(devices) > 1 else ()
-    sizes = (peak <= target.capacity, peak, state, target.capacity)
+    sizes = (peak <= target.capacity, peak, state, state // 3, target.capacity)
     return StepProgram(bucket.rows, *lengths, *sizes, 5e12, 6e12, collectives, 70.2)

@@ -72,11 +72,10 @@ def check_shapes(
 ) -> Check:
     """Compile the step for all batch shapes, or only for the one that needs the most memory."""
     config, buckets = shapes.config, shapes.buckets
-    largest = largest_bucket(config, buckets)
     compile_and_report = _reporting(target, devices, progress)
     programs = {
         bucket: compile_and_report(config, bucket)
-        for bucket in ([largest] if only_largest else buckets)
+        for bucket in ([largest_bucket(config, buckets)] if only_largest else buckets)
     }
     failed = {bucket: program for bucket, program in programs.items() if not program.fits}
     cures: list[Cure] = []

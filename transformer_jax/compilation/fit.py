@@ -124,11 +124,11 @@ def _micro_batches(config: Config, program: StepProgram, num_devices: int) -> li
     counts = [count for i in range(1, 17) if current < (count := 1 << i) <= most]
     if program.peak_bytes is None:
         return counts
-    # Smaller micro-batches do not shrink the state (the parameters and Adam's two moments) or the
-    # gradient sum (as large as the parameters). With fsdp, each device holds only a part of the
-    # state, but it gathers all parameters and computes all gradients.
+    # Smaller micro-batches do not shrink the training state or the gradient sum, which is as large
+    # as the parameters. With fsdp, each device holds only a part of the state, but it gathers all
+    # parameters and computes all gradients.
     num_copies = 2 * num_devices if config.train.parallelism == "fsdp" else 1
-    fixed = program.state_bytes + num_copies * program.state_bytes // 3
+    fixed = program.state_bytes + num_copies * program.parameter_bytes
     activations = (program.peak_bytes - fixed) * current
     enough = [n for n in counts if fixed + activations / n <= program.capacity_bytes]
     # The memory estimate can be too low, so also try the maximum number of micro-batches, which can

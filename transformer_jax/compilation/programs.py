@@ -16,6 +16,7 @@ from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.optional import install_command
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
@@ -44,7 +45,10 @@ class StepProgram:
     """Peak memory: the state, the batch, and all temporary arrays. None if the compiler does not
     report the program's memory use."""
     state_bytes: int
-    """The part of `peak_bytes` used by the parameters, Adam's moments, and the step counts."""
+    """The part of `peak_bytes` used by the training state: the parameters, the optimizer's state,
+    and the step counts."""
+    parameter_bytes: int
+    """The part of `state_bytes` used by the parameters."""
     capacity_bytes: int
     model_flops: float
     """The FLOPs of a step's matrix products if no row contains padding, counted as in a run's
@@ -118,7 +122,8 @@ def compile_step(
         target_length=bucket.target,
         fits=compiled is not None and (peak_bytes or 0) <= target.capacity,
         peak_bytes=peak_bytes,
-        state_bytes=count_state_bytes(sharding, state),
+        state_bytes=count_bytes(sharding, state),
+        parameter_bytes=count_bytes(sharding, state.params),
         capacity_bytes=target.capacity,
         model_flops=flops_of_lengths(config.model, data.vocab_size, *lengths) / count,
         program_flops=None if compiled is None else _program_flops(compiled),
@@ -127,8 +132,8 @@ def compile_step(
     )
 
 
-def count_state_bytes(sharding: DataParallel, state: TrainState) -> int:
-    """Return the size in bytes of the training state on each device, excluding padding."""
+def count_bytes(sharding: DataParallel, state: TrainState | Params) -> int:
+    """Return the size in bytes of a state on each device, excluding padding."""
     return sum(
         math.prod(sharding.sharding(leaf).shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)

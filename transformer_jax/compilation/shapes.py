@@ -1,12 +1,22 @@
 """The batch shapes for a config, either assumed or taken from its prepared text."""
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
-from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.batches import Bucket, max_rows
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from transformer_jax.baselines.build import build_model
+from transformer_jax.config import Config
+from transformer_jax.data.batches import Batch, Bucket, max_rows
 from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import prepare
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, make_rng
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.target_platform import tracing_for
+from transformer_jax.training.flops import plain_config
 
 # The smallest bucket width to assume, unless `data.max_length` is smaller.
 MIN_WIDTH = 16
@@ -49,56 +59,34 @@ def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> S
 
 
 def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
-    """Return the bucket whose activations need the most memory, by a rough estimate."""
-    return max(buckets, key=lambda bucket: _count_activations(config, bucket))
+    """Return the bucket whose step stores the most values for its backward pass.
+
+    The estimate assumes that `model.remat` is False and that attention stores its weights.
+    """
+    data = config.data
+    model = build_model(plain_config(config.model), data.vocab_size, data.source_vocab_size)
+    return max(buckets, key=lambda bucket: count_residuals(model, bucket))
+
+
+def count_residuals(model: EncoderDecoder, bucket: Bucket) -> int:
+    """Return how many floating-point values the forward pass stores for the backward pass."""
+    shapes = ((bucket.rows, length) for length in (bucket.source, bucket.target))
+    batch = Batch(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))
+
+    def loss(params: Params, batch: Batch) -> Array:
+        rngs = {"dropout": make_rng(0)}
+        logits = jnp.asarray(model.apply({"params": params}, *batch, train=True, rngs=rngs))
+        return jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1).sum()
+
+    def backward(params: Params, batch: Batch) -> Callable[..., object]:
+        return jax.vjp(lambda params: loss(params, batch), params)[1]
+
+    with tracing_for("cpu"):
+        residuals = jax.eval_shape(backward, abstract_params(model), batch)
+    arrays: list[jax.ShapeDtypeStruct] = jax.tree.leaves(residuals)
+    return sum(x.size for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
 
 
 def full_bucket(bucket: Bucket, batch_tokens: int) -> Bucket:
     """Return a copy of the bucket with the maximum number of rows for `batch_tokens` tokens."""
     return bucket._replace(rows=max_rows(batch_tokens, max(bucket.source, bucket.target)))
-
-
-def _count_activations(config: Config, bucket: Bucket) -> float:
-    """Estimate how many values a step stores for its backward pass if `model.remat` is False."""
-    model, (rows, source, target, _) = config.model, bucket
-    layers = LAYER_ACTIVATIONS[model.architecture](model, source, target)
-    return rows * (layers + target * config.data.vocab_size)
-
-
-def transformer_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many values a Transformer's layers store for one sentence pair."""
-    # Each sub-layer stores a few arrays of width d_model; a decoder layer has one more sub-layer
-    # than an encoder layer.
-    per_token = 8 * model.d_model + 2 * model.d_ff
-    # For each query-key pair, each attention head stores a score and an attention weight.
-    per_pair = 2 * model.num_heads
-    encoder = per_token * source + per_pair * source**2
-    decoder = (per_token + 4 * model.d_model) * target
-    decoder += per_pair * (target**2 + source * target)
-    encoder_depth, decoder_depth = model.layers_per_stack
-    return encoder_depth * encoder + decoder_depth * decoder
-
-
-def recurrent_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many values recurrent layers store for one sentence pair."""
-    # Each cell stores its gates, its states, and the derivatives of its nonlinear functions.
-    cells = model.num_layers * 15 * model.d_model * (source + target)
-    # All decoder layers share one attention sub-layer with a single head.
-    attention = 0 if model.attention_score == "none" else 2 * source * target
-    return cells + attention
-
-
-def convolutional_activations(model: ModelConfig, source: int, target: int) -> float:
-    """Estimate how many values convolutional layers store for one sentence pair."""
-    # Each layer stores its gates, its output, and the windows that its convolution reads.
-    per_token = (model.conv_kernel_width + 6) * model.d_model
-    # Each decoder layer attends to the source with a single head.
-    decoder = (per_token + 4 * model.d_model) * target + 2 * source * target
-    return model.num_layers * (per_token * source + decoder)
-
-
-LAYER_ACTIVATIONS = {
-    "transformer": transformer_activations,
-    "rnn": recurrent_activations,
-    "conv": convolutional_activations,
-}

@@ -5,7 +5,7 @@ from itertools import groupby
 
 import jax
 
-from transformer_jax.baselines.build import count_parameters
+from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.fit import count_devices
 from transformer_jax.compilation.programs import check_attention
 from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
@@ -16,6 +16,7 @@ from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.training.flops import peak_flops, train_flops
+from transformer_jax.training.step import TrainState, init_state
 
 # The fraction of a device's peak FLOP/s that training is assumed to reach.
 ASSUMED_UTILIZATION = 0.3
@@ -54,9 +55,11 @@ def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
 
 def estimate_bytes(config: Config) -> int:
     """Estimate the total size of a run's checkpoints in bytes."""
-    # A checkpoint contains the parameters and Adam's two moments in float32. The latest and the
-    # best checkpoints may be kept in addition to the last `keep_checkpoints` scheduled ones.
-    checkpoint_bytes = 3 * 4 * count_parameters(config)["total"]
+    model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
+    state: TrainState = jax.eval_shape(lambda: init_state(model, config.train))
+    checkpoint_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    # The latest and the best checkpoints may be kept in addition to the last `keep_checkpoints`
+    # scheduled ones.
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)
 
 

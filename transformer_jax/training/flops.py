@@ -1,21 +1,29 @@
 """The FLOPs of a training step and the devices' peak FLOP/s, from which utilization is computed.
 
+The FLOPs are read from the traced forward pass, so they include those of all registered parts.
 Shapes: B sentence pairs in a batch.
 """
 
+import functools
+import math
 import timeit
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jaxtyping import Int
 
-from transformer_jax.baselines.flops import (
-    convolutional_multiply_adds,
-    recurrent_multiply_adds,
-)
+from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
+from transformer_jax.model.inspect import abstract_params
+from transformer_jax.model.target_platform import tracing_for
 from transformer_jax.special_tokens import PAD
 
 # Peak dense bfloat16 FLOP/s of each device, from the vendors' data sheets. The keys are prefixes of
@@ -41,6 +49,11 @@ PEAK_FLOPS = {
 TYPICAL_LENGTH = 32
 
 
+# The forward pass is traced for sentences of one, two, and three times this length, or less if the
+# model does not have enough positions.
+PROBE_LENGTH = 64
+
+
 def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the FLOPs of a training step on a batch, excluding padding."""
     source, target = ((side != PAD).sum(axis=1) for side in batch)
@@ -55,44 +68,20 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only matrix products are counted. The sum over dimensions in an additive score counts as a dot
-    product. Each operation is counted only once, even if `model.remat` repeats it.
+    Only dot products are counted (see `count_flops`). Each operation is counted only once, even if
+    `model.remat` repeats it. All implementations of attention count like full attention, and an
+    attention window excludes the pairs of positions outside the window.
     """
-    source, target = source_lengths.astype(float), target_lengths.astype(float)
-    layers = MULTIPLY_ADDS[config.architecture](config, source, target)
-    # Each multiply-add counts as two FLOPs.
-    return float(3 * 2 * (layers + config.d_model * vocab_size * target.sum()))
+    source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
+    pairs = (_count_pairs(config, lengths).sum() for lengths in (source, target))
+    sums = 1, source.sum(), target.sum(), (source * target).sum(), *pairs
+    # Flax does not declare that models are hashable.
+    model: Any = build_model(plain_config(config), vocab_size)
+    terms = zip(_forward_terms(model), sums, strict=True)
+    return float(3 * sum(term * int(x) for term, x in terms))
 
 
-def transformer_multiply_adds(
-    config: ModelConfig, source: Float[np.ndarray, " B"], target: Float[np.ndarray, " B"]
-) -> float:
-    """Return the number of multiply-adds in a Transformer's layers, given the sentence lengths."""
-    d, heads = config.d_model, config.num_heads
-    # Multiply-adds per token. The query and output projections cost as much as the key and value
-    # projections.
-    keys_values = queries_output = d * heads * (config.d_k + config.d_v)
-    feed_forward = 2 * d * config.d_ff
-    encoder = (keys_values + queries_output + feed_forward) * source.sum()
-    decoder = (keys_values + 2 * queries_output + feed_forward) * target.sum()
-    decoder += keys_values * source.sum()
-    width = heads * (config.d_k + config.d_v)
-    encoder += width * np.sum(_count_pairs(config, source))
-    decoder += width * np.sum(_count_pairs(config, target) + target * source)
-    if config.attention_score == "general":
-        encoder += heads * config.d_k**2 * source.sum()
-        decoder += heads * config.d_k**2 * 2 * target.sum()
-    if config.positions == "relative":
-        vectors = 2 * config.max_relative_position + 1
-        encoder += heads * config.d_k * vectors * source.sum()
-        encoder += heads * config.d_v * np.sum(source * source)
-        decoder += heads * config.d_k * vectors * target.sum()
-        decoder += heads * config.d_v * np.sum(target * target)
-    encoder_depth, decoder_depth = config.layers_per_stack
-    return float(encoder_depth * encoder + decoder_depth * decoder)
-
-
-def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
+def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
     """Return the number of query-key pairs in self-attention, for each sentence."""
     # A window at the edge of a sentence contains fewer positions.
     farthest = lengths - 1
@@ -100,11 +89,112 @@ def _count_pairs(config: ModelConfig, lengths: Float[np.ndarray, " B"]) -> Float
     return lengths * (2 * window + 1) - window * (window + 1)
 
 
-MULTIPLY_ADDS = {
-    "transformer": transformer_multiply_adds,
-    "rnn": recurrent_multiply_adds,
-    "conv": convolutional_multiply_adds,
-}
+def plain_config(config: ModelConfig) -> ModelConfig:
+    """Return a config for the same model without the options that only save time or memory.
+
+    The config also has no attention window, and at least three positions.
+    """
+    saves_time = config.attention_implementation in ("blockwise", "cudnn")
+    return replace(
+        config,
+        attention_implementation="full" if saves_time else config.attention_implementation,
+        attention_window=None,
+        remat=False,
+        dtype="float32" if config.dtype == "float64" else config.dtype,
+        max_length=max(3, config.max_length),
+        max_positions=config.max_positions and max(3, config.max_positions),
+    )
+
+
+@functools.cache
+def _forward_terms(model: EncoderDecoder) -> tuple[Fraction, ...]:
+    """Return the coefficients of 1, S, T, ST, S^2, and T^2 in the FLOPs of a forward pass.
+
+    S and T are the lengths of the source and the target. The constant counts once for each batch,
+    because it comes from products of parameters.
+    """
+    limits = model.config.max_length, *model.config.max_positions_per_stack
+    unit = min(PROBE_LENGTH, min(limits) // 3)
+
+    def count(source: int, target: int) -> int:
+        return _forward_flops(model, source * unit, target * unit)
+
+    start, source, target = count(1, 1), count(2, 1), count(1, 2)
+    square = unit**2
+    source_pairs = Fraction(count(3, 1) - 2 * source + start, 2 * square)
+    target_pairs = Fraction(count(1, 3) - 2 * target + start, 2 * square)
+    pairs = Fraction(count(2, 2) - source - target + start, square)
+    per_source = Fraction(source - start, unit) - unit * (pairs + 3 * source_pairs)
+    per_target = Fraction(target - start, unit) - unit * (pairs + 3 * target_pairs)
+    lengths = unit * (per_source + per_target)
+    constant = start - lengths - square * (pairs + source_pairs + target_pairs)
+    return constant, per_source, per_target, pairs, source_pairs, target_pairs
+
+
+def _forward_flops(model: EncoderDecoder, source: int, target: int) -> int:
+    """Trace the forward pass for one pair of these lengths, and return its FLOPs."""
+    shapes = (jax.ShapeDtypeStruct((1, length), jnp.int32) for length in (source, target))
+
+    def forward(params: Params, *batch: jax.Array) -> object:
+        return model.apply({"params": params}, *batch)
+
+    # The FLOPs do not depend on the platform, but JAX need not initialize its devices.
+    with tracing_for("cpu"):
+        return count_flops(jax.make_jaxpr(forward)(abstract_params(model), *shapes).jaxpr)
+
+
+def count_flops(jaxpr: Jaxpr) -> int:
+    """Return the FLOPs of all dot products in a traced function, two for each multiply-add.
+
+    Dot products are matrix products, convolutions, and sums over a product of two arrays. The body
+    of a `scan` counts once for each iteration, and the body of a `while` loop counts once. A `cond`
+    counts as its most expensive branch.
+    """
+    total = 0
+    products = set[Var]()
+    for equation in jaxpr.eqns:
+        name, inputs = equation.primitive.name, equation.invars
+        if name in PRODUCTS:
+            total += PRODUCTS[name](equation)
+        elif name == "mul" and len({x for x in inputs if isinstance(x, Var)}) == 2:
+            products |= set(equation.outvars)
+        elif name == "reduce_sum" and inputs[0] in products:
+            total += 2 * math.prod(shape_of(inputs[0]))
+        inner = [count_flops(x) for x in _inner_jaxprs(equation)]
+        if inner:
+            once = max(inner) if name == "cond" else sum(inner)
+            total += once * (equation.params["length"] if name == "scan" else 1)
+    return total
+
+
+def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yield the functions that an equation calls, such as the body of a loop."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, tuple) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if isinstance(inner, Jaxpr):
+                yield inner
+
+
+def shape_of(variable: Any) -> tuple[int, ...]:  # noqa: ANN401 (`Var.aval` is declared without a shape)
+    """Return the shape of a variable in a traced function."""
+    return variable.aval.shape
+
+
+def _dot_flops(equation: JaxprEqn) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, output = shape_of(equation.invars[0]), shape_of(equation.outvars[0])
+    return 2 * math.prod(output) * math.prod(left[axis] for axis in contracted)
+
+
+def _convolution_flops(equation: JaxprEqn) -> int:
+    kernel, output = shape_of(equation.invars[1]), shape_of(equation.outvars[0])
+    num_outputs = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    return 2 * math.prod(output) * math.prod(kernel) // num_outputs
+
+
+PRODUCTS = {"dot_general": _dot_flops, "conv_general_dilated": _convolution_flops}
+"""Functions that return the FLOPs of an equation, keyed by the name of its primitive."""
 
 
 def train_flops(config: Config) -> float:
@@ -112,11 +202,13 @@ def train_flops(config: Config) -> float:
 
     The estimate is usually too high, because real batches contain padding, which does not count,
     and source and target sentences differ in length. For example, a batch of number words needs
-    only about 60% of the estimated FLOPs.
+    only about 60% of the estimated FLOPs. The estimate ignores `model.attention_window`.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
-    side = np.ones((max(1, config.data.batch_tokens // length), length), np.int32)
-    return config.train.steps * step_flops(config.model, config.data.vocab_size, Batch(side, side))
+    rows = max(1, config.data.batch_tokens // length)
+    # A single trace is enough for a single length.
+    model = build_model(plain_config(config.model), config.data.vocab_size)
+    return 3.0 * config.train.steps * rows * _forward_flops(model, length, length)
 
 
 def peak_flops(dtype: str) -> float:

@@ -36,8 +36,10 @@ class Formula:
         activations //= config.train.gradient_accumulation_steps * (4 if config.model.remat else 1)
         peak = state + self.gradients + activations
         is_small = peak <= self.capacity
-        lengths = (bucket.source, bucket.target)
-        return StepProgram(rows, *lengths, is_small, peak, state, self.capacity, 0.0, None, (), 0.0)
+        lengths, sizes = (bucket.source, bucket.target), (state, state // 3)
+        return StepProgram(
+            rows, *lengths, is_small, peak, *sizes, self.capacity, 0.0, None, (), 0.0
+        )
 
 
 @pytest.mark.parametrize("capacity", [300, 5000, 12_345, 1_000_000])

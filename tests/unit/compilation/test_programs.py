@@ -23,7 +23,8 @@ def test_a_step_that_compiles_is_described_by_its_memory_and_flops() -> None:
     model = build_transformer(SMALL.model, SMALL.data.vocab_size)
     # The parameters and Adam's two moments are stored in float32. The rest of the state consists of
     # six integers, such as the step and the seed.
-    assert program.state_bytes - 3 * 4 * parameter_counts(model)["total"] in range(16, 33)
+    assert program.parameter_bytes == 4 * parameter_counts(model)["total"]
+    assert program.state_bytes - 3 * program.parameter_bytes in range(16, 33)
     assert program.peak_bytes is not None
     assert program.state_bytes < program.peak_bytes <= program.capacity_bytes == target.capacity
     assert program.fits

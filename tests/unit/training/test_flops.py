@@ -1,4 +1,4 @@
-"""Test that a step's FLOP count includes matrix products but excludes padding."""
+"""Test that a step's FLOP count includes dot products but excludes padding."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,14 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from example_configs import SMALL
+from jaxtyping import Array
 from model_variants import cases
 
-from transformer_jax.baselines.build import build_model
-from transformer_jax.config import Config
+from transformer_jax import registry
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare
-from transformer_jax.model.inspect import abstract_params
-from transformer_jax.training.flops import flops_of_lengths, peak_flops, step_flops, train_flops
+from transformer_jax.training.flops import (
+    count_flops,
+    flops_of_lengths,
+    peak_flops,
+    step_flops,
+    train_flops,
+)
 
 FAST: list[dict[str, Any]] = [
     {},
@@ -35,48 +41,145 @@ VARIANTS = [
 ]
 
 
+def attention_by_hand(m: ModelConfig, queries: int, keys: int) -> int:
+    """Return the multiply-adds of multi-head attention from T queries to S keys."""
+    projections = 2 * (queries + keys) * m.d_model * m.num_heads * (m.d_k + m.d_v) // 2
+    general = queries * m.num_heads * m.d_k**2 if m.attention_score == "general" else 0
+    relative = 0
+    if m.positions == "relative" and queries == keys:
+        vectors = 2 * m.max_relative_position + 1
+        relative = m.num_heads * (queries * m.d_k * vectors + queries * keys * m.d_v)
+    return projections + m.num_heads * queries * keys * (m.d_k + m.d_v) + general + relative
+
+
+def transformer_by_hand(m: ModelConfig, s: int, t: int) -> int:
+    """Return the multiply-adds of the layers: sections 3.2 and 3.3."""
+    feed_forward = 2 * m.d_model * m.d_ff
+    encoder = attention_by_hand(m, s, s) + s * feed_forward
+    cross = attention_by_hand(replace(m, positions="none"), t, s)
+    decoder = attention_by_hand(m, t, t) + cross + t * feed_forward
+    encoder_depth, decoder_depth = m.layers_per_stack
+    return encoder_depth * encoder + decoder_depth * decoder
+
+
+def single_head_by_hand(m: ModelConfig, s: int, t: int) -> int:
+    """Return the multiply-adds of a baseline's attention to the source."""
+    projected = {"additive": s + t, "general": t}.get(m.attention_score, 0)
+    return m.d_model**2 * projected + 2 * m.d_model * s * t
+
+
+def rnn_by_hand(m: ModelConfig, s: int, t: int) -> int:
+    gates = {"lstm": 4, "gru": 3}[m.rnn_cell]
+    # In each direction, a cell of width D / 2 has an input of width D and its own state.
+    encoder = m.num_layers * s * 2 * gates * (m.d_model + m.d_model // 2) * (m.d_model // 2)
+    width = 2 * m.num_layers + m.rnn_input_feeding
+    decoder = t * gates * width * m.d_model**2
+    if m.attention_score == "none":
+        return encoder + decoder
+    return encoder + decoder + 2 * t * m.d_model**2 + single_head_by_hand(m, s, t)
+
+
+def conv_by_hand(m: ModelConfig, s: int, t: int) -> int:
+    convolutions = (s + t) * m.conv_kernel_width * m.d_model * 2 * m.d_model
+    attention = 2 * t * m.d_model**2 + single_head_by_hand(m, s, t)
+    return m.num_layers * (convolutions + attention)
+
+
+BY_HAND = {"transformer": transformer_by_hand, "rnn": rnn_by_hand, "conv": conv_by_hand}
+
+
+@pytest.mark.parametrize("changes", cases(VARIANTS, FAST))
+def test_flops_are_three_times_those_of_the_forward_dot_products(changes: dict[str, Any]) -> None:
+    model = replace(SMALL.model, d_k=4, d_v=6, num_layers=2, **changes)
+    lengths = np.array([1, 7, 40, 130]), np.array([9, 3, 200, 1])
+    pairs = zip(*(side.tolist() for side in lengths), strict=True)
+    layers = sum(BY_HAND[model.architecture](model, s, t) for s, t in pairs)
+    output = 30 * model.d_model * int(lengths[1].sum())
+    assert flops_of_lengths(model, 30, *lengths) == 3 * 2 * (layers + output)
+
+
+def test_the_base_model_has_the_flops_of_its_equations() -> None:
+    model = Config().model
+    lengths = np.array([25, 300]), np.array([28, 1])
+    layers = sum(transformer_by_hand(model, s, t) for s, t in ((25, 28), (300, 1)))
+    assert flops_of_lengths(model, 37_000, *lengths) == 6 * (layers + 29 * 512 * 37_000)
+
+
 @pytest.mark.parametrize(
     "changes",
-    cases(VARIANTS, FAST),
+    [
+        {"attention_implementation": "blockwise"},
+        {"attention_implementation": "cudnn", "dtype": "bfloat16"},
+        {"remat": True},
+        {"dtype": "float64"},
+    ],
+    ids=str,
 )
-def test_flops_of_a_step_are_three_times_those_of_the_forward_matrix_products(
-    changes: dict[str, Any],
-) -> None:
-    model = replace(SMALL.model, d_k=4, d_v=6, num_layers=2, **changes)
-    transformer = build_model(model, 30)
-    source, target = jnp.full((5, 7), 4), jnp.full((5, 3), 4)
-
-    def forward(params: Any) -> Any:
-        return transformer.apply({"params": params}, source, target)
-
-    flops = 0
-    for product, count in matrix_products(
-        jax.make_jaxpr(forward)(abstract_params(transformer)).jaxpr
-    ):
-        (contracted, _), _ = product.params["dimension_numbers"]
-        left, out = product.invars[0].aval.shape, product.outvars[0].aval.shape
-        flops += count * 2 * int(np.prod(out)) * int(np.prod([left[axis] for axis in contracted]))
-    if model.attention_score == "additive":
-        # The additive score's product with v is not a matrix product, so add its FLOPs here. The
-        # factors are 2 FLOPs, 2 layers, 2 heads, d_k = 4, 5 rows, and the number of query-key pairs
-        # in all three attention sub-layers.
-        flops += 2 * 2 * 2 * 4 * 5 * (7 * 7 + 3 * 3 + 3 * 7)
-    assert step_flops(model, 30, Batch(np.asarray(source), np.asarray(target))) == 3 * flops
+def test_options_that_save_time_or_memory_do_not_change_the_flops(changes: dict[str, Any]) -> None:
+    lengths = np.array([5]), np.array([7])
+    expected = flops_of_lengths(SMALL.model, 30, *lengths)
+    assert flops_of_lengths(replace(SMALL.model, **changes), 30, *lengths) == expected
 
 
-def matrix_products(jaxpr: Any) -> list[tuple[Any, int]]:
-    """Return all matrix products in a traced function, and how many times each is computed."""
-    products: list[tuple[Any, int]] = []
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            products.append((equation, 1))
-        # A scan over the positions repeats the products in its body.
-        repetitions = equation.params.get("length", 1)
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                products += [(x, count * repetitions) for x, count in matrix_products(inner)]
-    return products
+@pytest.mark.parametrize("max_length", [1, 2, 5])
+def test_the_flops_of_a_model_for_short_sentences_are_counted(max_length: int) -> None:
+    model = replace(SMALL.model, positions="learned", max_length=max_length)
+    side = np.ones(3, int)
+    assert flops_of_lengths(model, 30, side, side) == flops_of_lengths(SMALL.model, 30, side, side)
+
+
+def test_a_part_from_outside_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.array([5, 6]), np.array([7, 1])
+    expected = flops_of_lengths(SMALL.model, 30, *lengths)
+    matrix = jnp.ones((SMALL.model.d_ff, SMALL.model.d_ff))
+    part = registry.Part(lambda x: x @ (matrix @ matrix), is_foreign=True, file=None)
+    monkeypatch.setitem(registry._parts["model.activation"], "relu", part)
+    each = SMALL.model.d_ff**2
+    # Each layer multiplies each token by a matrix, which is a product of two other matrices.
+    extra = SMALL.model.num_layers * (sum(map(sum, lengths)) * each + 2 * SMALL.model.d_ff * each)
+    assert flops_of_lengths(SMALL.model, 30, *lengths) == expected + 3 * 2 * extra
+
+
+X, W = jnp.ones((4, 3)), jnp.ones((3, 3))
+PRODUCT = 2 * 4 * 3 * 3
+
+
+def scan_products(x: Array) -> Array:
+    return jax.lax.scan(lambda y, _: (y @ W, None), x, length=5)[0]
+
+
+def branch(x: Array) -> Array:
+    return jax.lax.cond(x[0, 0] > 0, lambda y: y @ W @ W, lambda y: y @ W, x)
+
+
+def loop(x: Array) -> Array:
+    return jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ W + 1, x)
+
+
+def convolve(x: Array) -> Array:
+    names = ("NWC", "WIO", "NWC")
+    kernel = jnp.ones((5, 1, 6))
+    return jax.lax.conv_general_dilated(
+        x[None], kernel, (1,), "SAME", dimension_numbers=names, feature_group_count=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "flops"),
+    [
+        (lambda x: x @ W, PRODUCT),
+        (lambda x: jax.checkpoint(jax.jit(lambda y: jnp.tanh(y) @ W))(x), PRODUCT),
+        (scan_products, 5 * PRODUCT),
+        (branch, 2 * PRODUCT),
+        (loop, PRODUCT),
+        (convolve, 2 * 4 * 6 * 5),
+        (lambda x: jnp.sum(x * jnp.sin(x), axis=-1), 2 * 4 * 3),
+        (lambda x: jnp.sum(x * x), 0),
+        (lambda x: jnp.mean(3 * jax.nn.softmax(x)), 0),
+    ],
+)
+def test_all_dot_products_of_a_function_are_counted(function: Any, flops: int) -> None:
+    assert count_flops(jax.make_jaxpr(function)(X).jaxpr) == flops
 
 
 @pytest.mark.parametrize("length", [1, 3, 9])
