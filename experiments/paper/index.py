@@ -133,7 +133,7 @@ ITEMS = (
     Item(
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
-        "unit/evaluation/test_brackets.py::test_evalbs_sample_has_evalbs_totals",
+        "unit/evaluation/test_parsing.py::test_evalbs_sample_has_evalbs_totals",
         "transformer-jax train parsing_small --data.folder FOLDER",
         "transformer-jax train parsing --data.folder FOLDER",
     ),
