@@ -10,7 +10,7 @@ correctly. The task is too easy to reproduce the differences between rows that t
 from configs.tiny import CONFIG as TINY
 
 CONFIG = TINY.change(
-    data={"num_pairs": 4000, "batch_tokens": 512},
+    data={"max_digits": None, "num_pairs": 4000, "batch_tokens": 512},
     train={
         "steps": 400,
         "warmup_steps": 100,

@@ -4,7 +4,8 @@
     transformer-jax train configs/tiny.py
 
 Training takes about two minutes on two CPU cores. With any seed, the model averaged over the last
-three checkpoints translates at least 98% of the 1,000 test lines correctly.
+three checkpoints translates at least 98% of the 1,000 test lines correctly, and at least 98% of all
+numbers from 1 to 999. The test and development numbers never occur in training.
 """
 
 from transformer_jax.config import Config
@@ -19,7 +20,7 @@ CONFIG = Config().change(
         "d_v": 32,
         "max_length": 64,
     },
-    data={"vocab_size": 256, "max_length": 64, "batch_tokens": 2048},
+    data={"max_digits": 6, "vocab_size": 256, "max_length": 64, "batch_tokens": 2048},
     train={
         "steps": 700,
         "warmup_steps": 300,

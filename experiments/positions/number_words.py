@@ -15,7 +15,12 @@ L = 30
 BASE = TINY.change(
     model={"d_model": 64, "d_ff": 256, "d_k": 16, "d_v": 16, "max_length": 4 * L},
     # A quarter of these pairs are short enough to train on.
-    data={"num_pairs": 40_000, "max_numbers_per_line": 8, "max_length": L},
+    data={
+        "max_digits": None,
+        "num_pairs": 40_000,
+        "max_numbers_per_line": 8,
+        "max_length": L,
+    },
     train={"steps": 2400, "warmup_steps": 200, "checkpoint_every": 200, "bleu_every": 12},
     decode={"beam_size": 1},
 )

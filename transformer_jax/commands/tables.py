@@ -39,7 +39,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     stdout.print(
         f"{result['title']}, {scores.sentences} sentences, step {result['step']}{mean}\n"
         f"  perplexity  {result['perplexity']:.3f} per token\n"
-        f"  exact       {scores.exact:.2%}\n"
+        f"  exact       {scores.exact:.2%}{_describe_digits(result.get('by_digits', ()))}\n"
         f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}\n"
         f"              {scores.bleu_signature}\n"
         f"  chrF2       {scores.chrf:.2f}  {scores.chrf_signature}"
@@ -64,6 +64,12 @@ def print_evaluation(evaluation: "Evaluation") -> None:
             table.add_row(str(one["step"]), *(f"{score:.2f}" for score in scores))
         show_table(table)
     stdout.print()
+
+
+def _describe_digits(counts: Sequence[JsonObject]) -> str:
+    """Return how many numbers of each digit count are right, or "" for other text."""
+    parts = (f"{count['digits']}: {count['right']} of {count['numbers']}" for count in counts)
+    return f"\n  by digits   {', '.join(parts)}" if counts else ""
 
 
 def print_scores_by_length(buckets: Sequence[JsonObject]) -> None:

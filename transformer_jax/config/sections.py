@@ -240,10 +240,11 @@ class DataConfig(ConfigSection):
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For `number_words`: numbers have 1 to N digits (N is 5 or 6). All digit
-    counts are equally likely, but no line occurs twice, so a line with a single
-    number rarely contains a short number. Default: all numbers below a million
-    are equally likely, so most numbers have many digits."""
+    """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and all digit
+    counts are equally likely. The test and development lines never occur in
+    training. If each line contains one number, training repeats short numbers.
+    Default: all numbers below a million are equally likely, so 90% of them have
+    six digits."""
     train: tuple[str, str] | None = None
     """For `text`: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of the target file is the translation of line n of
@@ -308,7 +309,7 @@ class DataConfig(ConfigSection):
         self.require("target_tokens", has_units, rule)
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
-        if self.max_digits is not None:
+        if self.max_digits is not None and self.max_numbers_per_line > 1:
             # All lines, including held-out lines, are distinct. At most a quarter of all numbers
             # with up to max_digits digits may appear alone on a line.
             distinct = 10**self.max_digits // 4 * self.max_numbers_per_line - HELD_OUT_PAIRS

@@ -14,6 +14,9 @@ from transformer_jax.data.splits import SPLITS, Split
 
 # English numbers can contain commas, as in "nine hundred thousand, two hundred".
 SEPARATOR = "; "
+# How many digits follow the thousands of a training number, ignoring zeros: without this, numbers
+# such as "ten thousand and one" would be too rare to learn.
+LAST_DIGITS = (0, 1, 2, 3, 3, 3)
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,12 @@ class NumberWords:
 
     The corpus is small but poses real translation problems: 231 is "two hundred and thirty-one" and
     "zweihunderteinunddreißig", so German reorders, merges, and inflects the words. Successive lines
-    contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats. If `max_digits`
-    is None, no number occurs twice.
+    contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats.
+
+    If `max_digits` is None, all numbers below a million are equally likely, and no number occurs
+    twice. Otherwise, all digit counts are equally likely. There are few numbers with few digits, so
+    training lines with one number repeat them, but not the numbers in the test and dev splits. If
+    lines contain several numbers, no line occurs twice.
     """
 
     splits = SPLITS
@@ -61,6 +68,9 @@ class NumberWords:
         most = self.max_numbers_per_line
         if self.max_digits is not None:
             num_lines = sum(map(self.count, SPLITS))
+            if most == 1:
+                held_out = self.test_pairs + self.dev_pairs
+                return (_draw_numbers(num_lines, held_out, self.max_digits)[line],)
             return _draw_lines(num_lines, most, self.max_digits)[line]
         # Reserve `most` numbers for each line, even if the line uses fewer.
         return _shuffle_numbers()[line * most : line * most + line % most + 1]
@@ -76,6 +86,58 @@ def _shuffle_numbers() -> tuple[int, ...]:
     numbers = list(range(1_000_000))
     random.Random(0).shuffle(numbers)  # noqa: S311 - a fixed order, not a secret
     return tuple(numbers)
+
+
+def count_digits(words: str) -> int:
+    """Return the number of digits of a number in an English line of the corpus."""
+    thousands, is_large, _ = words.rpartition(" thousand")
+    if is_large:
+        return count_digits(thousands) + 3
+    return 3 if " hundred" in words else len(str(_numbers_below_100()[words]))
+
+
+@functools.cache
+def _numbers_below_100() -> dict[str, int]:
+    return {_spell(number)[0]: number for number in range(100)}
+
+
+@functools.lru_cache(maxsize=2)
+def _draw_numbers(num_lines: int, num_held_out: int, max_digits: int) -> tuple[int, ...]:
+    """Draw the numbers of all lines: distinct held-out numbers, and then training numbers.
+
+    15% of the numbers with up to three digits are held out. The other held-out numbers are spread
+    evenly over the larger digit counts. The first two thirds of the held-out numbers, which are the
+    test set, contain two thirds of those of each digit count.
+    """
+    rng = random.Random(0)  # noqa: S311 - a fixed order, not a secret
+    held_out: list[int] = []
+    for digits in range(1, max_digits + 1):
+        numbers = _numbers_with(digits)
+        share = (num_held_out - len(held_out)) // (max_digits - digits + 1)
+        held_out += rng.sample(numbers, min(share, len(numbers) * 3 // 20))
+    test, dev = [*held_out[::3], *held_out[1::3]], held_out[2::3]
+    rng.shuffle(test)
+    rng.shuffle(dev)
+    lines, excluded = [*test, *dev], {*held_out}
+    while len(lines) < num_lines:
+        digits = (len(lines) - num_held_out) % max_digits + 1
+        number = _draw_training_number(rng, digits)
+        if number not in excluded and len(str(number)) == digits:
+            lines.append(number)
+    return tuple(lines)
+
+
+def _draw_training_number(rng: random.Random, digits: int) -> int:
+    """Draw a number with this many digits, or with fewer if its thousands are zero."""
+    if digits <= 3:
+        return rng.choice(_numbers_with(digits))
+    last = rng.choice(LAST_DIGITS)
+    thousands = _draw_training_number(rng, digits - 3)
+    return 1000 * thousands + (rng.randrange(10 ** (last - 1), 10**last) if last else 0)
+
+
+def _numbers_with(digits: int) -> range:
+    return range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax.data.number_words import SEPARATOR, count_digits
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
@@ -46,7 +47,8 @@ class Evaluation(NamedTuple):
     result: JsonObject
     """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
-    produced the translations. If the task is not translation, `task` contains the task's scores.
+    produced the translations. For splits of `number_words`, `by_digits` contains the numbers that
+    are right by digit count. If the task is not translation, `task` contains the task's scores.
     For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the fields of
     `Scores`, and `task`."""
     sources: list[str]
@@ -165,6 +167,8 @@ def evaluate_text(
         "compound_bleu": compound_bleu(tokenizer, hypotheses, text.references),
         "by_length": score_by_length(hypotheses, text.references, sentences, tokenizer),
     }
+    if run.config.data.corpus == "number_words" and text.name in SPLITS:
+        result["by_digits"] = score_by_digits(text.sources, hypotheses, text.references)
     task = score_task(run.config.data.task, text.sources, hypotheses, text.references)
     if task is not None:
         result["task"] = task
@@ -253,4 +257,21 @@ def score_by_length(
             "perplexity": perplexity([sentences[i] for i in indices]),
         }
         for start, indices in sorted(members.items())
+    ]
+
+
+def score_by_digits(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> list[JsonObject]:
+    """Return how many numbers of each digit count are exactly right, for lines of number words."""
+    is_right: dict[int, list[bool]] = {}
+    for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):
+        sides = (line.split(SEPARATOR) for line in (source, reference))
+        translated = hypothesis.split(SEPARATOR)
+        for index, (number, expected) in enumerate(zip(*sides, strict=True)):
+            found = is_right.setdefault(count_digits(number), [])
+            found.append(translated[index : index + 1] == [expected])
+    return [
+        {"digits": digits, "numbers": len(found), "right": sum(found)}
+        for digits, found in sorted(is_right.items())
     ]

@@ -84,7 +84,7 @@ def configs(draw: st.DrawFn) -> Config:
         decode["max_extra_length"] %= 51
     digits = data["max_digits"]
     max_pairs = 500_000 // data["max_numbers_per_line"]
-    if digits is not None:
+    if digits is not None and data["max_numbers_per_line"] > 1:
         max_pairs = min(max_pairs, 10**digits // 4 * data["max_numbers_per_line"] - 1500)
     data["num_pairs"] = min(data["num_pairs"], max_pairs)
     if data["corpus"] != "text":
@@ -230,7 +230,11 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
         "301",
     ),
     ({"data": {"num_pairs": 166_667, "max_numbers_per_line": 3}}, "data.num_pairs", "166667"),
-    ({"data": {"num_pairs": 23_501, "max_digits": 5}}, "data.num_pairs", "23501"),
+    (
+        {"data": {"num_pairs": 48_501, "max_numbers_per_line": 2, "max_digits": 5}},
+        "data.num_pairs",
+        "48501",
+    ),
     (
         {"data": {"num_pairs": 166_667, "max_numbers_per_line": 3, "max_digits": 6}},
         "data.num_pairs",
@@ -271,7 +275,8 @@ VALID_COMBINATIONS: list[dict[str, dict[str, Any]]] = [
     {"data": {"corpus": "text", "train": ["a", "b"], "dev": None}},
     {"data": {"num_pairs": 166_666, "max_numbers_per_line": 3}},
     {"data": {"num_pairs": 1, "max_numbers_per_line": 300}},
-    {"data": {"num_pairs": 23_500, "max_digits": 5}},
+    {"data": {"num_pairs": 48_500, "max_numbers_per_line": 2, "max_digits": 5}},
+    {"data": {"num_pairs": 500_000, "max_digits": 5}},
     {"data": {"num_pairs": 166_666, "max_numbers_per_line": 3, "max_digits": 6}},
     {"decode": {"average_checkpoints": 20}},
     {"model": {"dropout": 0.0}},

@@ -10,33 +10,15 @@ from pathlib import Path
 
 import pytest
 from num2words import num2words
+from number_words import UNITS, english
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpora import CORPORA
-from transformer_jax.data.number_words import NumberWords
+from transformer_jax.data.number_words import NumberWords, count_digits
 from transformer_jax.data.splits import SPLITS, Split
 
-UNITS = {
-    language: {
-        num2words(number, lang=language): number for number in [*range(20), *range(20, 100, 10)]
-    }
-    for language in ("en", "de")
-}
 DIGEST = "cc762af9b2b659e7"
 GERMAN = UNITS["de"] | {"ein": 1}
-
-
-def english(words: str) -> int:
-    """Parse an English number."""
-    total = group = 0
-    for word in re.split(r"[ -]|, ", words.replace(" and ", " ")):
-        if word == "thousand":
-            total, group = group * 1000, 0
-        elif word == "hundred":
-            group *= 100
-        else:
-            group += UNITS["en"][word]
-    return total + group
 
 
 def german(word: str) -> int:
@@ -173,11 +155,43 @@ def test_lines_with_max_digits_can_be_read_from_any_start_and_never_change() -> 
     assert len({NumberWords(300, 4, digits).identity for digits in (None, 5, 6)}) == 3
 
 
-@pytest.mark.parametrize(("most", "digits"), [(1, 5), (3, 6)])
+@pytest.mark.parametrize("digits", [5, 6])
+def test_single_numbers_with_max_digits_are_held_out_and_all_lengths_are_trained(
+    digits: int,
+) -> None:
+    corpus = NumberWords(3000, 1, digits)
+    test, dev, train = ([english(x) for x, _ in corpus.read(s)] for s in ("test", "dev", "train"))
+    held_out = {*test, *dev}
+    assert (len(test), len(dev), len(held_out), len(train)) == (1000, 500, 1500, 3000)
+    assert not held_out & {*train}
+    counts = Counter(len(str(number)) for number in train)
+    assert counts == dict.fromkeys(range(1, digits + 1), 3000 // digits)
+    # Every digit occurs in training, unless it is held out.
+    assert {*range(10)} - held_out == {number for number in train if number < 10}
+    # Half of the large numbers end in three digits after the thousands, and a sixth in 000.
+    ends = Counter(len(str(number % 1000).lstrip("0")) for number in train if number > 999)
+    for digits_at_end, share in ((3, 1 / 2), (2, 1 / 6), (1, 1 / 6), (0, 1 / 6)):
+        assert abs(ends[digits_at_end] / ends.total() - share) < 0.05
+    shares = Counter(len(str(number)) for number in test)
+    assert [shares[1], shares[2], shares[3]] == [1, 9, 90]
+    assert max(shares.values()) - min(shares[n] for n in range(4, digits + 1)) <= 1
+    assert list(NumberWords(100, 1, digits).read("train")) == list(corpus.read("train"))[:100]
+    assert list(NumberWords(100, 1, digits).read("test")) == list(corpus.read("test"))
+    for split in SPLITS:
+        assert list(corpus.read(split, 7)) == list(corpus.read(split))[7:]
+
+
+def test_digits_are_counted_in_english_words() -> None:
+    for number in (*range(1200), *range(1200, 1_000_000, 997), 100_000, 999_999):
+        assert count_digits(num2words(number, lang="en")) == len(str(number))
+
+
+@pytest.mark.parametrize(("most", "digits"), [(1, 5), (2, 5), (3, 6)])
 def test_the_corpus_with_max_digits_has_as_many_pairs_as_the_config_allows(
     most: int, digits: int
 ) -> None:
-    train = min(10**digits // 4 * most - 1500, 500_000 // most)
+    distinct = 10**digits // 4 * most - 1500
+    train = min(distinct, 500_000 // most) if most > 1 else 500_000
     config = DataConfig(num_pairs=train, max_numbers_per_line=most, max_digits=digits)
     [(source, _)] = CORPORA["number_words"](config).read("train", train - 1)
     assert len(source.split("; ")) == (train + 1499) % most + 1

@@ -11,7 +11,13 @@ from run_files import write_untrained_run
 
 from transformer_jax.data.prepare import prepare
 from transformer_jax.errors import DataError
-from transformer_jax.evaluation.evaluate import Evaluation, evaluate, read_files, score_by_length
+from transformer_jax.evaluation.evaluate import (
+    Evaluation,
+    evaluate,
+    read_files,
+    score_by_digits,
+    score_by_length,
+)
 from transformer_jax.evaluation.perplexity import (
     SentenceScore,
     perplexity,
@@ -123,3 +129,25 @@ def test_each_bucket_has_the_scores_of_its_sentences_alone() -> None:
         assert bucket["perplexity"] == perplexity([SENTENCES[i] for i in indices])
         assert bucket["sentences"] == len(indices)
     assert len({bucket["bleu"] for bucket in buckets}) > 3
+
+
+def test_numbers_are_counted_by_their_digits() -> None:
+    lines = {
+        "zero": ("null", "null"),
+        "seven": ("sieben", "siebzig"),
+        "nine hundred and ninety-nine": ("neunhundertneunundneunzig", "neunhundert"),
+        # Each number of a line counts separately, at its own place.
+        "six; eleven; one hundred thousand": ("sechs; elf; hunderttausend", "sechs; zehn; elf"),
+        "five; twelve": ("fünf; zwölf", "fünf"),
+    }
+    references, hypotheses = zip(*lines.values(), strict=True)
+    assert score_by_digits([*lines], hypotheses, references) == [
+        {"digits": 1, "numbers": 4, "right": 3},
+        {"digits": 2, "numbers": 2, "right": 0},
+        {"digits": 3, "numbers": 1, "right": 0},
+        {"digits": 6, "numbers": 1, "right": 0},
+    ]
+    assert score_by_digits([*lines], references, references) == [
+        {"digits": digits, "numbers": count, "right": count}
+        for digits, count in ((1, 4), (2, 2), (3, 1), (6, 1))
+    ]
