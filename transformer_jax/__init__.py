@@ -3,7 +3,7 @@
 Translate with the model from a run, on any device:
 
     >>> import transformer_jax
-    >>> run = transformer_jax.load("runs/tiny")
+    >>> run = transformer_jax.load("runs/demo")
     >>> run.translate(["forty-two"], beam_size=4)
     ['zweiundvierzig']
 

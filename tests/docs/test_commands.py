@@ -1,24 +1,18 @@
-"""Test that the commands in the README and the docs have labels and run without errors."""
+"""Test that the commands in the README and the docs have labels and print what the pages show."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pages import GUIDES, ROOT, Command, commands, name
+from clones import DEMO, make_clone, needs_environment, run, train_demo
+from pages import GUIDES, Command, commands, name
 from processes import Forks, make_once
-
-from transformer_jax.data.number_words import NumberWords
-from transformer_jax.data.splits import SPLITS
 
 LABELS = re.compile(
     r"\d+ (s|min)\b|needs (a GPU|a TPU|hours|Slurm|the network|the sweep|minutes)\b"
 )
-DEMO = "make demo"
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
 # These commands build a model for every row of Table 3. CHEAP excludes these commands, so only the
@@ -35,51 +29,9 @@ CHEAP = sorted(
 SLOW_TO_IMPORT = tuple(f"transformer-jax {name} " for name in ("params", "prepare", "sweep"))
 
 
-def make_clone(folder: Path) -> Path:
-    """Copy all files that Git does not ignore, and link this environment into the copy."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    for path in listed.stdout.splitlines():
-        if (ROOT / path).is_file():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / path, folder / path)
-    (folder / ".venv").unlink(missing_ok=True)
-    (folder / ".venv").symlink_to(sys.prefix)
-    # The documentation calls the reader's text files train.en, train.de, and so on.
-    for split in SPLITS:
-        pairs = NumberWords(400).read(split)
-        for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-            text = "".join(f"{line}\n" for line in lines[: 400 if split == "train" else 40])
-            (folder / f"{split}.{language}").write_text(text, "utf-8")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_clone(tmp_path_factory.mktemp("clone"))
-
-
-def run(command: Command, clone: Path) -> str:
-    if command.path is not None:
-        (clone / command.path).parent.mkdir(parents=True, exist_ok=True)
-        (clone / command.path).write_text(command.text, "utf-8")
-        return ""
-    # A user's shell does not have the environment variables that the tests set, so remove all of
-    # them except `TRANSFORMER_JAX_CACHE`.
-    hidden = ("JAX_", "PYTEST_", "PYTHONPATH", "XLA_")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-    if command.language == "python":
-        arguments = [str(clone / ".venv/bin/python"), "-c", command.text]
-    else:
-        arguments = ["bash", "-c", f"source .venv/bin/activate; {command.text}"]
-    done = subprocess.run(arguments, cwd=clone, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command.text}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)
@@ -88,16 +40,14 @@ def test_every_command_has_a_label(page: Path) -> None:
         assert LABELS.match(command.label), command
 
 
-def is_set_up_by_make() -> bool:
-    """Return whether `make` would leave this environment unchanged."""
-    installed = Path(sys.prefix) / "installed"
-    project = ROOT / "pyproject.toml"
-    return installed.exists() and installed.stat().st_mtime >= project.stat().st_mtime
-
-
-needs_environment = pytest.mark.skipif(
-    not is_set_up_by_make(), reason="needs the environment that `make test` sets up"
-)
+def test_an_output_that_the_page_does_not_show_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\na  # 1 s\nb  # 1 s\n```\n\n```text\n1 ... two\nend\n```\n", "utf-8")
+    first, last = commands(page)
+    assert (first.output, first.shows("anything")) == (None, True)
+    assert last.shows("1 0.5 two\nend\n")
+    assert not last.shows("1 0.5 three\nend\n")
+    assert not last.shows("1 0.5 two\nend\nmore\n")
 
 
 @pytest.mark.slow
@@ -117,7 +67,8 @@ def test_a_cheap_command_works_in_a_fresh_clone(
 
 def remaining(page: Path) -> list[Command]:
     """Return a page's tested commands, except those in `RECURSIVE` and `CHEAP`."""
-    return [c for c in commands(page) if c.is_tested and c.text not in {*RECURSIVE, *CHEAP}]
+    tested = [c for c in commands(page) if c.is_tested and c.text not in RECURSIVE]
+    return [c for c in tested if c.output is not None or c.text not in CHEAP]
 
 
 PICTURE = re.compile(r"(?:--out |\.save\(\")([\w./-]+\.(?:html|png|svg))\b")
@@ -140,26 +91,19 @@ def test_each_picture_has_a_name_of_its_own() -> None:
     assert sorted(set(pictures)) == sorted(pictures)
 
 
-def train_demo(folder: Path) -> None:
-    """Train the demo model in a new clone, and check that it learns its task."""
-    output = run(Command(DEMO, ""), make_clone(folder))
-    # The last percentage is the exact-match score on the held-out lines. Training prints the
-    # earlier percentages.
-    *_, exact = re.findall(r"exact +([0-9.]+)%", output)
-    assert float(exact) >= 98
-
-
 @pytest.mark.slow
 @needs_environment
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("pages", [TOGETHER, *ALONE], ids=lambda pages: name(pages[0]))
-def test_the_commands_of_a_page_work_in_order(
+def test_the_commands_of_a_page_work_in_order_and_print_what_the_page_shows(
     pages: tuple[Path, ...], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = make_clone(tmp_path)
     if set(pages) & set(USE_DEMO):
         trained = make_once("demo", tmp_path_factory, train_demo)
         shutil.copytree(trained / "runs" / "demo", folder / "runs" / "demo")
-    for command in {c.text: c for page in pages for c in remaining(page)}.values():
-        if command.text != DEMO:
-            run(command, folder)
+    shown = [command for page in pages for command in remaining(page) if command.text != DEMO]
+    for text, command in {command.text: command for command in shown}.items():
+        output = run(command, folder)
+        for one in shown:
+            assert one.text != text or one.shows(output), f"{text}\n{one.output}\n{output}"

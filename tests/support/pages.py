@@ -1,4 +1,4 @@
-"""The repository's Markdown pages, the commands in them, and all prose.
+"""The repository's Markdown pages, their commands, the outputs that they show, and all prose.
 
 The prose also includes docstrings, comments, and messages.
 """
@@ -8,7 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ PAGES = (
     *sorted((ROOT / "experiments").glob("**/*.md")),
     ROOT / "examples/README.md",
 )
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$(?:\n\n?```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (\S+\.py)\n")
 TIME = re.compile(r"(\d+) (s|min)\b")
 
@@ -42,6 +42,8 @@ class Command:
     language: str = "sh"
     path: str | None = None
     """The path to the file that a Python block shows, or None if the block is code to run."""
+    output: str | None = None
+    """The standard output that the page shows, in which `...` stands for any text."""
 
     @property
     def is_tested(self) -> bool:
@@ -54,7 +56,14 @@ class Command:
         time = TIME.match(self.label)
         is_short = time is not None and time.group(2) == "s"
         needs_output = re.search(r"\b(runs|sweeps|reports|activate|digits|my_\w+)\b", self.text)
-        return self.language == "sh" and is_short and not needs_output
+        return self.language == "sh" and is_short and not needs_output and self.output is None
+
+    def shows(self, output: str) -> bool:
+        """Return whether this is the output that the page shows, if it shows any."""
+        if self.output is None:
+            return True
+        pattern = ".*".join(map(re.escape, self.output.strip().split("...")))
+        return re.fullmatch(pattern, output.strip(), re.DOTALL) is not None
 
 
 def name(page: Path) -> str:
@@ -65,17 +74,20 @@ def commands(page: Path) -> list[Command]:
     """Return the commands on a page in order.
 
     The label of a shell command follows `  # ` at the end of its last line. Python blocks that
-    begin with `# sketch` are omitted. A block that begins with `# PATH.py` shows that file.
+    begin with `# sketch` are omitted. A block that begins with `# PATH.py` shows that file. A
+    `text` block that directly follows another block shows the output of the last command.
     """
-    found = []
-    for language, body in FENCE.findall(page.read_text("utf-8")):
+    found: list[Command] = []
+    for language, body, output in BLOCK.findall(page.read_text("utf-8")):
         if language == "sh":
             for line in body.replace("\\\n", " ").splitlines():
                 text, _, label = line.partition("  # ")
                 found.append(Command(re.sub(r"\s+", " ", text).strip(), label.strip()))
+            if output:
+                found[-1] = replace(found[-1], output=output)
         elif language == "python" and not body.startswith("# sketch"):
             file = FILE.match(body)
-            found.append(Command(body, "5 s", "python", file and file[1]))
+            found.append(Command(body, "5 s", "python", file and file[1], output or None))
     return found
 
 
