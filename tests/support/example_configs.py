@@ -131,6 +131,7 @@ RANGES: dict[str, Range] = {
     "adam_epsilon": REAL,
     "clip_norm": REAL,
     "label_smoothing": FRACTION,
+    "z_loss": (0.0, 1e12, (-1e-9, math.inf, math.nan)),
     "gradient_accumulation_steps": INTEGER,
     "seed": (0, 2**31 - 1, (-1, 2**31)),
     "checkpoint_every": INTEGER,

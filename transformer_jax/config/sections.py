@@ -339,6 +339,13 @@ class TrainConfig(ConfigSection):
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Maximum global norm of the gradients. Differs from the paper, which does
     not mention clipping."""
+    loss: Annotated[str, part_of("cross_entropy")] = "cross_entropy"
+    """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
+    and train.z_loss."""
+    z_loss: Annotated[float, at_least(0)] = 0.0
+    """Coefficient of an additional loss per token, the square of the logarithm of
+    the softmax denominator, which keeps logits small. PaLM (Chowdhery et al.
+    2022) uses 1e-4. Values above 0 differ from the paper."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"

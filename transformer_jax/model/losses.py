@@ -5,13 +5,16 @@ weight.
 Shapes: B batch, T positions, N vocab_size.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.config import TrainConfig
 from transformer_jax.model.operations import sum_dtype, take_target
+from transformer_jax.registry import Registry
 from transformer_jax.special_tokens import PAD
 
 
@@ -19,21 +22,42 @@ class Loss(NamedTuple):
     """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
 
     smoothed: Float[Array, ""]
-    """The cross-entropy with the smoothed target, in nats. Training minimizes this loss."""
+    """The loss that training minimizes, such as the cross-entropy with the smoothed target."""
     nll: Float[Array, ""]
-    """The negative log-likelihood of the target tokens. Perplexity is exp(nll / count)."""
+    """The negative log-likelihood of the target tokens, in nats. Perplexity is exp(nll / count)."""
     count: Float[Array, ""]
     """The number of tokens, excluding padding."""
 
 
+LossFunction = Callable[[Float[Array, "B T N"], Int[Array, "B T"], TrainConfig], Loss]
+"""Returns the loss of predictions, given the logits and the target tokens."""
+
+LOSSES = Registry[LossFunction]("train.loss")
+
+
+@LOSSES.register("cross_entropy")
+def training_cross_entropy(
+    logits: Float[Array, "B T N"], target: Int[Array, "B T"], config: TrainConfig
+) -> Loss:
+    """Compute the cross-entropy with the config's label smoothing and z-loss."""
+    smoothing = config.label_smoothing
+    if config.label_smoothing_over == "other_tokens":
+        smoothing = smoothing_over_other_tokens(smoothing, logits.shape[-1])
+    return cross_entropy(logits, target, smoothing, config.z_loss)
+
+
 def cross_entropy(
-    logits: Float[Array, "B T N"], target: Int[Array, "B T"], smoothing: float
+    logits: Float[Array, "B T N"],
+    target: Int[Array, "B T"],
+    smoothing: float,
+    z_loss: float = 0.0,
 ) -> Loss:
     """Compute the cross-entropy of predictions, with and without label smoothing (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
     token. This is the smoothing of Szegedy et al. (2016), which the paper cites; the
-    authors' code uses `smoothing_over_other_tokens`.
+    authors' code uses `smoothing_over_other_tokens`. For each token, `smoothed` also includes
+    z_loss * (log Z)^2, where Z is the sum of the exponentials of the logits.
     """
     logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD
@@ -42,6 +66,8 @@ def cross_entropy(
     # This is the expected value of -log p = log_total - logit under the smoothed target, which is
     # (1 - smoothing) * one_hot(target) + smoothing / N.
     smoothed = log_total - (1 - smoothing) * target_logit - smoothing * logits.mean(axis=-1)
+    if z_loss:
+        smoothed += z_loss * log_total**2
     return Loss(
         smoothed=jnp.sum(smoothed, where=is_real),
         nll=jnp.sum(log_total - target_logit, where=is_real),

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
-from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
+from transformer_jax.model.losses import LOSSES, Loss
 from transformer_jax.model.target_platform import target_platform
 from transformer_jax.training.optimizer import make_optimizer
 
@@ -57,12 +57,12 @@ GradientSum = tuple[Params, Loss]
 
 
 def _sum_loss(
-    model: EncoderDecoder, smoothing: float, params: Params, batch: Batch, rng: Array
+    model: EncoderDecoder, config: TrainConfig, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
-    """Return the smoothed loss, summed over target tokens, and the complete `Loss`."""
+    """Return the loss that training minimizes, summed over target tokens, and the whole `Loss`."""
     # Flax does not declare the type of the result.
     logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
-    loss = cross_entropy(logits, batch.target, smoothing)
+    loss = LOSSES[config.loss](logits, batch.target, config)
     return loss.smoothed, loss
 
 
@@ -87,11 +87,8 @@ class TrainStep:
         # be resumed and reproduced exactly.
         rng = jax.random.fold_in(jax.random.fold_in(make_rng(state.seed), state.step), 0)
         num_micro_batches = self.config.gradient_accumulation_steps
-        smoothing = self.config.label_smoothing
-        if self.config.label_smoothing_over == "other_tokens":
-            smoothing = smoothing_over_other_tokens(smoothing, self.model.vocab_size)
         # This function maps (params, batch, rng) to a `GradientSum`.
-        gradient_of_sum = jax.grad(partial(_sum_loss, self.model, smoothing), has_aux=True)
+        gradient_of_sum = jax.grad(partial(_sum_loss, self.model, self.config), has_aux=True)
         if num_micro_batches == 1:
             return gradient_of_sum(state.params, batch, rng)
 

@@ -11,7 +11,13 @@ from jaxtyping import Array
 from numpy.typing import ArrayLike
 from oracles import Floats, examples, floats, normal, softmax
 
-from transformer_jax.model.losses import Loss, cross_entropy, smoothing_over_other_tokens
+from transformer_jax.config import TrainConfig
+from transformer_jax.model.losses import (
+    LOSSES,
+    Loss,
+    cross_entropy,
+    smoothing_over_other_tokens,
+)
 from transformer_jax.model.target_platform import tracing_for
 
 SMOOTHING = st.sampled_from([0.0, 0.1, 0.2, 0.9])
@@ -143,6 +149,17 @@ def test_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
 def test_very_confident_predictions_have_a_finite_loss() -> None:
     logits = 1e4 * normal(0, 2, 5, VOCABULARY)
     assert np.all(np.isfinite(sums(cross_entropy(logits, draw_tokens(1, 2, 5), 0.1))))
+
+
+@pytest.mark.parametrize("coefficient", [1e-4, 0.5])
+def test_z_loss_adds_the_squared_log_of_the_softmax_denominator(coefficient: float) -> None:
+    logits, target = 3 * normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
+    log_z = np.log(np.exp(floats(logits)).sum(axis=-1))
+    added = coefficient * (log_z**2)[np.asarray(target) != 0].sum()
+    expected = dense_loss(logits, target, 0.1) + np.array([added, 0, 0])
+    config = TrainConfig(z_loss=coefficient)
+    loss = LOSSES[config.loss](logits, target, config)
+    np.testing.assert_allclose(sums(loss), expected, rtol=1e-6)
 
 
 @given(seed=SEED, smoothing=st.sampled_from([0.0, 0.1, 0.2]))

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from compilers import lower_for
 from example_configs import SMALL
+from jaxtyping import Array
 from oracles import apply
 
-from transformer_jax.config import Config
+from transformer_jax import registry
+from transformer_jax.config import Config, TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
@@ -105,6 +107,30 @@ def test_label_smoothing_can_exclude_the_true_token() -> None:
     expected = cross_entropy(logits, BATCH.target, 0.1 * VOCAB / (VOCAB - 1))
     assert float(loss.smoothed) == pytest.approx(float(expected.smoothed), rel=1e-6)
     assert float(loss.smoothed) != float(cross_entropy(logits, BATCH.target, 0.1).smoothed)
+
+
+def test_training_minimizes_a_loss_from_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def minus_entropy(logits: Array, target: Array, config: TrainConfig) -> Loss:
+        loss = cross_entropy(logits, target, config.label_smoothing)
+        log_p = jax.nn.log_softmax(logits)
+        values = jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        return loss._replace(smoothed=jnp.sum(values, where=target != 0))
+
+    monkeypatch.setitem(
+        registry._parts["train.loss"],
+        "minus_entropy",
+        registry.Part(minus_entropy, is_foreign=True, file=None),
+    )
+    config = NO_DROPOUT.change(train={"loss": "minus_entropy"})
+    step, state = compile_step(config), initial_state(config)
+    before, after = (
+        step.compute_gradients(state, BATCH) for state in (state, step(state, BATCH)[0])
+    )
+    assert float(after[1].smoothed) < float(before[1].smoothed)
+    plain = compile_step(NO_DROPOUT).compute_gradients(state, BATCH)
+    # Perplexity is still that of the target.
+    assert before[1][1:] == plain[1][1:]
+    assert largest_difference(before[0], plain[0]) > 0.1
 
 
 # The 10 rows are not divisible by 3, and the micro-batches have different numbers of tokens.
