@@ -1,8 +1,10 @@
 """Check whether a model can be exported, using only its config and without importing JAX."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.optional import require_library
 
@@ -18,6 +20,22 @@ def check_exportable(config: Config, name: Format) -> None:
     require_library("ctranslate2" if name == "ctranslate2" else "safetensors")
 
 
+# Fields that can have any value. Most of them are sizes or affect only training, speed, or memory.
+# The other fields of `ModelConfig` must have a value that the format's table lists or, if the table
+# does not contain the field, their default. A new field is therefore refused until it is added.
+FREE = {
+    *("num_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "max_length"),
+    *("dropout", "attention_dropout", "activation_dropout", "dtype", "remat"),
+    *("attention_bias", "output_bias", "decoder_start", "layer_norm_epsilon", "tie_embeddings"),
+    *("max_positions", "out_of_range_positions", "learned_positions_init"),
+    *("max_relative_position", "position_buckets"),
+}
+COMMON: dict[str, tuple[object, ...]] = {
+    "activation": ("relu", "gelu", "swish"),
+    "attention_implementation": ("full", "blockwise", "cudnn"),
+}
+
+
 def check_ctranslate2(config: Config) -> None:
     """Raise a UsageError that names the unsupported field if CTranslate2 cannot run the model."""
     model = config.model
@@ -26,39 +44,31 @@ def check_ctranslate2(config: Config) -> None:
             "CTranslate2 cannot express model.decoder_start padding with model.output_bias False: "
             "export to safetensors instead"
         )
-    expressible: dict[str, tuple[object, ...]] = {
-        "architecture": ("transformer",),
+    table = COMMON | {
         "positions": ("sinusoidal", "concatenated_sinusoidal", "learned", "none"),
         "attention_score": ("scaled_dot_product", "dot_product"),
-        "attention_window": (None,),
+        "layer_norm": ("post", "pre"),
+        "d_k": (model.d_k,),
         "d_v": (model.d_k,),
     }
-    for field, allowed in expressible.items():
-        value = getattr(model, field)
-        if value not in allowed:
-            raise UsageError(
-                f"CTranslate2 cannot express model.{field} {value}, only "
-                f"{' or '.join(map(str, allowed))}: export to safetensors instead"
-            )
+    _check_fields(model, table, "CTranslate2", "safetensors")
 
 
 def check_marian(config: Config) -> None:
     """Raise a UsageError that names the unsupported field if Marian cannot run the model."""
-    model = config.model
-    ratio = model.d_model / model.num_heads
+    ratio = config.model.d_model / config.model.num_heads
     width = int(ratio) if ratio.is_integer() else ratio
-    required = {
-        "model.architecture": (model.architecture, "transformer"),
-        "model.positions": (model.positions, "sinusoidal"),
-        "model.attention_score": (model.attention_score, "scaled_dot_product"),
-        "model.attention_window": (model.attention_window, None),
-        "model.layer_norm": (model.layer_norm, "post"),
-        "model.d_k": (model.d_k, width),
-        "model.d_v": (model.d_v, width),
-    }
-    for field, (value, expected) in required.items():
-        if value != expected:
+    table = COMMON | {"d_k": (width,), "d_v": (width,)}
+    _check_fields(config.model, table, "Marian", "ctranslate2 or safetensors")
+
+
+def _check_fields(
+    model: ModelConfig, table: Mapping[str, tuple[object, ...]], name: str, others: str
+) -> None:
+    for field in dataclasses.fields(model):
+        value, allowed = getattr(model, field.name), table.get(field.name, (field.default,))
+        if field.name not in FREE and value not in allowed:
             raise UsageError(
-                f"Marian cannot express {field} {value}, only {expected}: export to ctranslate2 "
-                "or safetensors instead"
+                f"{name} cannot express model.{field.name} {value}, only "
+                f"{' or '.join(map(str, allowed))}: export to {others} instead"
             )

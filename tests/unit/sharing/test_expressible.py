@@ -1,4 +1,7 @@
+import copy
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,10 @@ from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.commands.inference import CheckpointCommand
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.sharing.expressible import Format, check_ctranslate2, check_marian
+from transformer_jax.sharing.expressible import FREE, Format, check_ctranslate2, check_marian
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +32,12 @@ def fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointCommand, "load", load)
 
 
+@pytest.mark.parametrize("options", [[], ["--no-verify"]], ids=str)
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
         ("ctranslate2", SMALL.change(model={"positions": "rotary"}), "model.positions rotary"),
+        ("ctranslate2", SMALL.change(model={"attention_window": 4}), "model.attention_window 4"),
         ("marian", SMALL.change(model={"layer_norm": "pre"}), "model.layer_norm pre, only post"),
     ],
 )
@@ -43,9 +48,11 @@ def test_a_model_that_cannot_be_exported_is_reported_before_it_is_loaded(
     name: Format,
     config: Config,
     message: str,
+    options: list[str],
 ) -> None:
+    options = [*options, *(["--quantization", "int8"] if name == "ctranslate2" else [])]
     run = RunFolder.create(tmp_path / "run", config, small_run.vocabulary, "0")
-    arguments = ["--format", name, "--out", str(tmp_path / "model")]
+    arguments = ["--format", name, "--out", str(tmp_path / "model"), *options]
     assert main(["export", str(run.path), *arguments]) == 2
     assert f" cannot express {message}" in capsys.readouterr().err
 
@@ -108,3 +115,41 @@ def test_what_marian_cannot_express_is_refused_in_one_line(
     with pytest.raises(UsageError, match=message) as refused:
         check_marian(SMALL.change(model=changes))
     assert "\n" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class LaterModelConfig(ModelConfig):
+    """A config with a field that is added later."""
+
+    new_field: str = "off"
+
+
+@pytest.mark.parametrize("check", [check_ctranslate2, check_marian])
+def test_a_new_field_is_refused_unless_it_has_its_default(check: Callable[[Config], None]) -> None:
+    values = {field.name: getattr(SMALL.model, field.name) for field in fields(ModelConfig)}
+    check(replace(SMALL, model=LaterModelConfig(**values)))
+    with pytest.raises(UsageError, match="new_field on, only off"):
+        check(replace(SMALL, model=LaterModelConfig(**values, new_field="on")))
+
+
+@pytest.mark.parametrize("check", [check_ctranslate2, check_marian])
+@pytest.mark.parametrize("field", [field.name for field in fields(ModelConfig)])
+def test_each_field_is_free_or_limited_to_certain_values(
+    check: Callable[[Config], None], field: str
+) -> None:
+    config = copy.deepcopy(SMALL)
+    object.__setattr__(config.model, field, 2.5)
+    if field in FREE - {"d_model", "num_heads"}:
+        check(config)
+    elif field not in FREE and not (field == "d_k" and check is check_ctranslate2):
+        with pytest.raises(UsageError, match=f"cannot express model.{field} 2.5, only "):
+            check(config)
+
+
+@pytest.mark.parametrize("part", ["activation", "attention_implementation", "layer_norm"])
+def test_a_part_from_outside_the_package_is_refused(part: str) -> None:
+    config = copy.deepcopy(SMALL)
+    object.__setattr__(config.model, part, "foreign")
+    for check in (check_ctranslate2, check_marian):
+        with pytest.raises(UsageError, match=f"cannot express model.{part} foreign"):
+            check(config)
