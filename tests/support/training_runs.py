@@ -86,7 +86,7 @@ def signal_at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
     patch.setattr(heartbeat, "beat", beat_and_signal)
 
 
-# A training step does not depend on these fields, as `test_compilation` verifies.
+# A training step does not depend on these fields, as `test_compiled_step` verifies.
 UNRELATED: dict[str, Any] = {
     "steps": 8,
     "seed": 0,

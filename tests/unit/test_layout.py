@@ -1,15 +1,22 @@
-"""Test that the path of each unit test mirrors the path of the module that it tests."""
+"""Test that modules and their tests have the same names, and unit tests also the same folders."""
 
+import ast
 from pathlib import Path
 
 import pytest
 from pages import ROOT
 
+PACKAGE = ROOT / "transformer_jax"
 UNIT = ROOT / "tests" / "unit"
 # These files test something other than a module, a subpackage, or a config.
 OTHERS = {
     "test_layout.py": "the paths of the files in this folder",
     "test_wheel.py": "the wheel, which contains the package and its data",
+}
+# The tests of these modules have other names, for the given reason.
+TESTED_ELSEWHERE = {
+    "commands/arguments.py": "test_cli.py runs commands with mistakes in their arguments",
+    "distributed/failure_propagation.py": "test_processes.py and test_multi_process.py stop groups",
 }
 
 
@@ -18,7 +25,7 @@ def has_counterpart(path: Path) -> bool:
     folder, name = path.parent, path.stem.removeprefix("test_")
     # A test file's name omits the leading underscore of a private module.
     names = (f"{name}.py", f"_{name}.py", f"{name}/__init__.py")
-    package = ROOT / "transformer_jax" / folder
+    package = PACKAGE / folder
     return any((package / x).is_file() for x in names) or (
         folder == Path("configs") and (ROOT / folder / f"{name}.py").is_file()
     )
@@ -46,3 +53,20 @@ def test_each_file_is_at_the_path_of_the_module_that_it_tests() -> None:
 )
 def test_a_file_in_another_folder_has_no_counterpart(path: str, expected: bool) -> None:
     assert has_counterpart(Path(path)) == expected
+
+
+def has_logic(path: Path) -> bool:
+    """Return whether a module defines a function."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return path.stem != "__init__" and any(isinstance(x, ast.FunctionDef) for x in nodes)
+
+
+def test_each_module_with_logic_has_a_unit_test_or_an_integration_test_of_its_name() -> None:
+    untested: set[str] = set()
+    for path in filter(has_logic, PACKAGE.rglob("*.py")):
+        module = path.relative_to(PACKAGE)
+        name = f"test_{module.stem.removeprefix('_')}.py"
+        places = (UNIT / module.parent / name, ROOT / "tests" / "integration" / name)
+        if not any(place.is_file() for place in places):
+            untested.add(module.as_posix())
+    assert untested == {name for name in TESTED_ELSEWHERE if (PACKAGE / name).is_file()}
