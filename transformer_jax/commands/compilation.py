@@ -150,12 +150,12 @@ def describe_failure(name: str, check: "Check") -> list[str | Setting]:
         f"{name} does not fit {place}: a batch of {worst.shape} tokens needs "
         f"{_format_bytes(worst.peak_bytes)} of {_format_bytes(worst.capacity_bytes)} per device"
     ]
-    for i, cure in enumerate(check.cures):
+    for i, suggestion in enumerate(check.suggestions):
         parts.append(" or with " if i else "; it fits with ")
-        for j, setting in enumerate(cure.settings):
+        for j, setting in enumerate(suggestion.settings):
             parts += [*([" "] if j else []), setting]
-        parts.append(f" ({_format_bytes(cure.program.peak_bytes)})")
-    if not check.cures:
+        parts.append(f" ({_format_bytes(suggestion.program.peak_bytes)})")
+    if not check.suggestions:
         parts += [
             "; remat, gradient accumulation, and fsdp are not enough: use more devices, or find a "
             "smaller batch with ",

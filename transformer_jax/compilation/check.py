@@ -5,7 +5,12 @@ from dataclasses import asdict, dataclass
 
 import jax
 
-from transformer_jax.compilation.fit import Compiler, Cure, find_cures, find_largest_batch
+from transformer_jax.compilation.fit import (
+    Compiler,
+    Suggestion,
+    find_largest_batch,
+    find_suggestions,
+)
 from transformer_jax.compilation.programs import StepProgram, compile_step
 from transformer_jax.compilation.shapes import Shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
@@ -26,7 +31,7 @@ class Check:
     programs: tuple[StepProgram, ...]
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""
-    cures: tuple[Cure, ...] = ()
+    suggestions: tuple[Suggestion, ...] = ()
     """Changes that make the step fit in memory; empty if it already fits or no change helps."""
     batch_tokens: int | None = None
     """The largest `data.batch_tokens` that fits in memory, if `find_batch` found one."""
@@ -52,12 +57,12 @@ class Check:
             "fits": self.fits,
             "batch_tokens": self.batch_tokens,
             "programs": [asdict(program) for program in self.programs],
-            "cures": [
+            "suggestions": [
                 {
-                    "settings": {setting.name: setting.value for setting in cure.settings},
-                    "program": asdict(cure.program),
+                    "settings": {setting.name: setting.value for setting in suggestion.settings},
+                    "program": asdict(suggestion.program),
                 }
-                for cure in self.cures
+                for suggestion in self.suggestions
             ],
         }
 
@@ -78,12 +83,14 @@ def check_shapes(
         for bucket in ([largest_bucket(config, buckets)] if only_largest else buckets)
     }
     failed = {bucket: program for bucket, program in programs.items() if not program.fits}
-    cures: list[Cure] = []
+    suggestions: list[Suggestion] = []
     if failed:
         bucket = max(failed, key=lambda bucket: failed[bucket].peak_bytes or 0)
-        cures = find_cures(config, bucket, failed[bucket], compile_and_report, len(devices))
+        suggestions = find_suggestions(
+            config, bucket, failed[bucket], compile_and_report, len(devices)
+        )
     parallelism, source = config.train.parallelism, shapes.source
-    return Check(target, parallelism, source, tuple(programs.values()), tuple(cures))
+    return Check(target, parallelism, source, tuple(programs.values()), tuple(suggestions))
 
 
 def find_batch(

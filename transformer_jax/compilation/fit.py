@@ -26,16 +26,16 @@ Compiler = Callable[[Config, Bucket], StepProgram]
 
 
 @dataclass(frozen=True)
-class Cure:
+class Suggestion:
     """Settings that make a step fit in memory, and the program compiled with these settings."""
 
     settings: tuple[Setting, ...]
     program: StepProgram
 
 
-def find_cures(
+def find_suggestions(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
-) -> list[Cure]:
+) -> list[Suggestion]:
     """Find each change that is enough to make the step fit; if there is none, combine all changes.
 
     `program` is the compiled step that does not fit in memory. Before suggesting a change, this
@@ -48,13 +48,19 @@ def find_cures(
     candidates.append([(Setting("train.gradient_accumulation_steps", count),) for count in counts])
     if num_devices > 1 and config.train.parallelism != "fsdp":
         candidates.append([(Setting("train.parallelism", "fsdp"),)])
-    cures = [cure for x in candidates if (cure := _first_fit(config, bucket, x, compiler))]
+    suggestions = [
+        suggestion for x in candidates if (suggestion := _first_fit(config, bucket, x, compiler))
+    ]
     # If no single option is enough, combine the last (strongest) value of each option.
     strongest = [options[-1] for options in candidates if options]
-    if not cures and len(strongest) > 1:
+    if not suggestions and len(strongest) > 1:
         combined = tuple(itertools.chain.from_iterable(strongest))
-        cures = [cure for cure in [_first_fit(config, bucket, [combined], compiler)] if cure]
-    return cures
+        suggestions = [
+            suggestion
+            for suggestion in [_first_fit(config, bucket, [combined], compiler)]
+            if suggestion
+        ]
+    return suggestions
 
 
 def find_largest_batch(
@@ -104,7 +110,7 @@ def count_devices(
 
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
-) -> Cure | None:
+) -> Suggestion | None:
     """Return the first option that makes the step fit, or None if no option does."""
     for settings in options:
         sections: dict[str, dict[str, object]] = {}
@@ -113,7 +119,7 @@ def _first_fit(
             sections.setdefault(section, {})[field] = setting.value
         program = compiler(config.change(**sections), bucket)
         if program.fits:
-            return Cure(settings, program)
+            return Suggestion(settings, program)
     return None
 
 

@@ -34,7 +34,7 @@ class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, which a decoder reads.
 
     The subclasses, which define `encode` and `decode`, are `Transformer` and the recurrent and
-    convolutional models in `architectures`. Training and search treat all subclasses in the same
+    convolutional models in `baselines`. Training and search treat all subclasses in the same
     way.
     """
 

@@ -84,7 +84,7 @@ def test_a_config_that_does_not_fit_ends_with_code_71_and_the_options_that_cure_
     out, _ = run(capsys, *arguments, "--json", code=71)
     [answer] = json.loads(out)
     assert not answer["fits"]
-    assert [cure["settings"] for cure in answer["cures"]] == [
+    assert [suggestion["settings"] for suggestion in answer["suggestions"]] == [
         {"model.remat": True},
         {"train.gradient_accumulation_steps": 2},
     ]

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from transformer_jax.compilation import fit
-from transformer_jax.compilation.fit import count_devices, find_cures, find_largest_batch
+from transformer_jax.compilation.fit import count_devices, find_largest_batch, find_suggestions
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.shapes import full_bucket
 from transformer_jax.compilation.targets import Target, parse_target
@@ -65,17 +65,22 @@ def test_no_batch_fits_if_the_state_is_too_large() -> None:
     assert find_largest_batch(Config(), WIDE, Formula(capacity=99), 4) is None
 
 
-def cures_of(compiler: Formula, config: Config, bucket: Bucket = WIDE) -> list[dict[str, object]]:
+def suggestions_of(
+    compiler: Formula, config: Config, bucket: Bucket = WIDE
+) -> list[dict[str, object]]:
     program = compiler(config, bucket)
     assert not program.fits
-    cures = find_cures(config, bucket, program, compiler, compiler.num_devices)
-    assert all(cure.program.fits for cure in cures)
-    return [{setting.name: setting.value for setting in cure.settings} for cure in cures]
+    suggestions = find_suggestions(config, bucket, program, compiler, compiler.num_devices)
+    assert all(suggestion.program.fits for suggestion in suggestions)
+    return [
+        {setting.name: setting.value for setting in suggestion.settings}
+        for suggestion in suggestions
+    ]
 
 
 def test_every_option_that_is_enough_is_a_cure() -> None:
     # The activations need 128 bytes, but only 32 with remat or 64 with 2 micro-batches.
-    assert cures_of(Formula(capacity=170), Config()) == [
+    assert suggestions_of(Formula(capacity=170), Config()) == [
         {"model.remat": True},
         {"train.gradient_accumulation_steps": 2},
         {"train.parallelism": "fsdp"},
@@ -87,7 +92,7 @@ def test_an_architecture_that_cannot_recompute_layers_gets_the_other_cures(
     architecture: str,
 ) -> None:
     config = Config().change(model={"architecture": architecture})
-    assert cures_of(Formula(capacity=170), config) == [
+    assert suggestions_of(Formula(capacity=170), config) == [
         {"train.gradient_accumulation_steps": 2},
         {"train.parallelism": "fsdp"},
     ]
@@ -96,9 +101,9 @@ def test_an_architecture_that_cannot_recompute_layers_gets_the_other_cures(
 def test_the_number_of_micro_batches_is_as_small_as_possible() -> None:
     bucket = Bucket(64, 64, 64, 0)
     compiler = Formula(capacity=100 + 33 + 150, gradients=33, num_devices=1)
-    cures = cures_of(compiler, Config().change(model={"remat": True}), bucket)
+    suggestions = suggestions_of(compiler, Config().change(model={"remat": True}), bucket)
     # With remat, the activations need 4,096 / 4 bytes, but only 150 bytes are free.
-    assert cures == [{"train.gradient_accumulation_steps": 8}]
+    assert suggestions == [{"train.gradient_accumulation_steps": 8}]
 
 
 def test_fsdp_does_not_split_the_gradients_and_the_gathered_parameters() -> None:
@@ -106,8 +111,8 @@ def test_fsdp_does_not_split_the_gradients_and_the_gathered_parameters() -> None
     # bytes of gradients. The activations need 1,024 bytes, but only 60 bytes are free.
     compiler = Formula(capacity=75 + 200 + 60, state=300, gradients=200)
     fsdp = Config().change(model={"remat": True}, train={"parallelism": "fsdp"})
-    cures = cures_of(compiler, fsdp, Bucket(256, 64, 64, 0))
-    assert cures == [{"train.gradient_accumulation_steps": 32}]
+    suggestions = suggestions_of(compiler, fsdp, Bucket(256, 64, 64, 0))
+    assert suggestions == [{"train.gradient_accumulation_steps": 32}]
 
 
 @pytest.mark.parametrize("gradients", [100, 200])
@@ -115,25 +120,29 @@ def test_micro_batches_are_a_cure_even_if_the_gradients_leave_little_memory(grad
     # The activations need 800 bytes, but only 25 with 32 micro-batches and only 12 with 64.
     # Only 15 bytes are free.
     compiler = Formula(capacity=115 + gradients, gradients=gradients, num_devices=1)
-    cures = cures_of(compiler, Config(), Bucket(80, 10, 10, 0))
-    assert cures == [{"train.gradient_accumulation_steps": 64}]
+    suggestions = suggestions_of(compiler, Config(), Bucket(80, 10, 10, 0))
+    assert suggestions == [{"train.gradient_accumulation_steps": 64}]
 
 
 def test_options_that_are_not_enough_alone_are_combined() -> None:
     # The activations need 32,768 bytes, but only 512 with 64 micro-batches, and only 128 if remat
     # is used as well.
     bucket = Bucket(2048, 64, 64, 0)
-    [cure] = cures_of(Formula(capacity=300), Config(), bucket)
-    assert cure == {
+    [suggestion] = suggestions_of(Formula(capacity=300), Config(), bucket)
+    assert suggestion == {
         "model.remat": True,
         "train.gradient_accumulation_steps": 64,
         "train.parallelism": "fsdp",
     }
-    assert cures_of(Formula(capacity=100), Config(), bucket) == []
+    assert suggestions_of(Formula(capacity=100), Config(), bucket) == []
 
 
 def test_a_single_device_is_not_told_to_use_fsdp() -> None:
-    names = {name for cure in cures_of(Formula(170, num_devices=1), Config()) for name in cure}
+    names = {
+        name
+        for suggestion in suggestions_of(Formula(170, num_devices=1), Config())
+        for name in suggestion
+    }
     assert "train.parallelism" not in names
 
 
