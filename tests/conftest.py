@@ -49,8 +49,11 @@ SUBPACKAGES = (
 )
 install_import_hook([f"transformer_jax.{name}" for name in SUBPACKAGES], "shape_checks.check")
 
-# These helpers import the package, so import them after the hook is installed.
+# These modules belong to the package or import it, so import them after the hook is installed.
 from processes import Forks, open_forks  # noqa: E402
+
+from transformer_jax import registry  # noqa: E402
+from transformer_jax.config.loading import IMPORTS  # noqa: E402
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -64,6 +67,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they overlap with other tests."""
     items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
+
+
+@pytest.fixture
+def forget_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the parts that a test registers and the files that it imports."""
+    monkeypatch.setenv(IMPORTS, "")
+    yield
+    for field, parts in registry._parts.items():
+        for name in registry.foreign_names(field):
+            del parts[name]
+    registry._digests.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -44,10 +44,17 @@ VARIANTS: list[dict[str, Any]] = [
     },
     {"architecture": "conv", "attention_score": "additive", "num_layers": 2},
     {"architecture": "conv", "conv_kernel_width": 4, "positions": "learned"},
+    {
+        "layer_norm": "pre",
+        "norm": "rms_norm",
+        "feed_forward": "swiglu",
+        "feed_forward_bias": False,
+    },
+    {"norm": "rms_norm", "feed_forward": "geglu"},
 ]
 
 # Together, these variants cover most options. Other unit tests cover the remaining variants.
-FAST = [VARIANTS[i] for i in (6, 7, 9, 13, 16)]
+FAST = [VARIANTS[i] for i in (6, 7, 9, 13, 16, 17)]
 
 
 def cases(variants: list[dict[str, Any]], fast: Iterable[dict[str, Any]] = FAST) -> list[Any]:

@@ -1,6 +1,5 @@
 """Test the registration of parts from this package, from files, and from notebooks."""
 
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 import transformer_jax
 from transformer_jax import Config, ConfigError, UsageError, registry
-from transformer_jax.config.loading import IMPORTS, import_arguments, import_file, import_inherited
+from transformer_jax.config.loading import import_arguments, import_file, import_inherited
 from transformer_jax.config.schema import PART_FIELDS
 
 SQUARED = """
@@ -20,15 +19,7 @@ def square(x):
 """
 
 
-@pytest.fixture(autouse=True)
-def restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what a test registers and imports."""
-    monkeypatch.setenv(IMPORTS, "")
-    yield
-    for field, parts in registry._parts.items():
-        for name in registry.foreign_names(field):
-            del parts[name]
-    registry._digests.clear()
+pytestmark = pytest.mark.usefixtures("forget_parts")
 
 
 def write(folder: Path, name: str = "square", file: str = "my_part.py") -> Path:

@@ -30,6 +30,7 @@ SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
 # The values of `positions` that leave self-attention unchanged.
 ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
 RELATIVE_POSITIONS = ("alibi", "rotary", "relative", "t5")
+GATED = ("swiglu", "geglu")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
 
@@ -51,10 +52,18 @@ class ModelConfig(ConfigSection):
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000)] = 2048
     """Inner width of the feed-forward networks."""
+    feed_forward: Annotated[str, part_of("mlp", *GATED)] = "mlp"
+    """The feed-forward network (section 3.3). `mlp` is the paper's: two linear
+    layers. `swiglu` and `geglu` (Shazeer), which differ from the paper, multiply
+    the activation by a third linear layer. Shazeer reduces d_ff by a third to
+    keep the number of parameters, and omits the biases."""
+    feed_forward_bias: bool = True
+    """Add biases to the linear layers of the feed-forward networks. Without
+    biases, the model differs from the paper's."""
     activation: Annotated[str, part_of("relu", "gelu", "swish")] = "relu"
-    """The activation function between the two linear layers of each feed-forward
-    network (section 3.3). `gelu` (exact, not the tanh approximation) and
-    `swish` differ from the paper."""
+    """For the `mlp` feed-forward network: the activation function between its two
+    linear layers. `gelu` (exact, not the tanh approximation) and `swish` differ
+    from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
@@ -108,13 +117,17 @@ class ModelConfig(ConfigSection):
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
     translations never contain that token."""
+    norm: Annotated[str, part_of("layer_norm", "rms_norm")] = "layer_norm"
+    """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich),
+    which differs from the paper, divides by the root mean square. It neither
+    subtracts the mean nor adds a bias."""
     layer_norm: Annotated[str, part_of("post", "pre")] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
     the end of each stack."""
     layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
-    """Constant added to the variance in layer normalization. The paper does not
-    specify this constant."""
+    """Constant added to the variance in layer normalization, or to the mean square
+    in `rms_norm`. The paper does not specify this constant."""
     tie_embeddings: Literal["all", "target", "none"] = "all"
     """Which embedding matrices are shared (section 3.4). With `all`, the source
     embedding (unless data.source_vocab_size is set), the target embedding, and
@@ -171,6 +184,9 @@ class ModelConfig(ConfigSection):
         self.require("attention_score", is_possible, "a score, except with model.architecture rnn")
         if self.architecture == "rnn":
             self.require("d_model", is_even, "even with model.architecture rnn (two directions)")
+        if self.feed_forward in GATED:
+            rule = f"relu, the default, with model.feed_forward {self.feed_forward}"
+            self.require("activation", self.activation == "relu", f"{rule} (it has its own)")
         self._check_attention_implementation()
         if self.positions in ("rotary", "relative"):
             rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"

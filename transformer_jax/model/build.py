@@ -19,6 +19,10 @@ from transformer_jax.model.layers import (
     Components,
     DecoderLayer,
     EncoderLayer,
+    FeedForward,
+    MakeFeedForward,
+    MakeNorm,
+    layer_norm,
 )
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
@@ -30,6 +34,7 @@ from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.positional_encodings import AddNothing
 from transformer_jax.model.variants.pre_norm import NormAndAdd
 from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoderLayer
+from transformer_jax.model.variants.sub_layers import GatedFeedForward, rms_norm
 from transformer_jax.registry import Registry
 
 
@@ -76,6 +81,15 @@ ACTIVATIONS.register("relu")(nn.relu)
 ACTIVATIONS.register("gelu")(partial(nn.gelu, approximate=False))
 ACTIVATIONS.register("swish")(nn.swish)
 
+FEED_FORWARDS = Registry[MakeFeedForward]("model.feed_forward")
+FEED_FORWARDS.register("mlp")(lambda c: FeedForward(c, ACTIVATIONS[c.activation]))
+FEED_FORWARDS.register("swiglu")(lambda c: GatedFeedForward(c, ACTIVATIONS["swish"]))
+FEED_FORWARDS.register("geglu")(lambda c: GatedFeedForward(c, ACTIVATIONS["gelu"]))
+
+NORMS = Registry[MakeNorm]("model.norm")
+NORMS.register("layer_norm")(layer_norm)
+NORMS.register("rms_norm")(rms_norm)
+
 RESIDUALS = Registry[type[AddAndNorm]]("model.layer_norm")
 RESIDUALS.register("post")(AddAndNorm)
 RESIDUALS.register("pre")(NormAndAdd)
@@ -97,7 +111,8 @@ def choose_components(config: ModelConfig) -> Components:
         causal_self_attention=scheme.causal_self_attention or self_attention,
         cross_attention=attention,
         make_score=SCORES[config.attention_score],
-        activation=ACTIVATIONS[config.activation],
+        feed_forward=FEED_FORWARDS[config.feed_forward],
+        norm=NORMS[config.norm],
         residual=RESIDUALS[config.layer_norm],
         encoder_layer=RematEncoderLayer if config.remat else EncoderLayer,
         decoder_layer=RematDecoderLayer if config.remat else DecoderLayer,

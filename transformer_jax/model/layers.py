@@ -5,6 +5,7 @@ Shapes: B batch, T positions (in a decoder layer, target positions), S source po
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
@@ -17,6 +18,14 @@ from transformer_jax.model.positions import AddPositions
 
 Activation = Callable[[Array], Array]
 """An elementwise function, such as ReLU."""
+
+MakeNorm = Callable[..., Callable[[Array], Array]]
+"""A class or function that returns a Flax module for a config. The module normalizes each vector of
+x [B, T, D]. The optional keyword argument `name` is the module's name in Flax."""
+
+MakeFeedForward = Callable[[ModelConfig], Callable[..., Array]]
+"""A class or function that returns a Flax module for a config. The module maps x [B, T, D] and the
+keyword argument `train` to an array of the same shape."""
 
 
 class FeedForward(nn.Module):
@@ -32,10 +41,10 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
-        c = self.config
-        x = self.activation(Dense((c.d_ff,), c.dtype, name="inner")(x))
+        c, bias = self.config, self.config.feed_forward_bias
+        x = self.activation(Dense((c.d_ff,), c.dtype, use_bias=bias, name="inner")(x))
         x = Dropout(c.activation_dropout)(x, train=train)
-        return Dense((c.d_model,), c.dtype, name="outer")(x)
+        return Dense((c.d_model,), c.dtype, use_bias=bias, name="outer")(x)
 
 
 def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
@@ -53,6 +62,7 @@ class AddAndNorm(nn.Module):
     """
 
     config: ModelConfig
+    make_norm: MakeNorm = layer_norm
 
     def enter(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the sub-layer's input: x itself."""
@@ -64,10 +74,10 @@ class AddAndNorm(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Add the sub-layer's output y to x and normalize the sum."""
         x = x + Dropout(self.config.dropout)(y, train=train)
-        return layer_norm(self.config, name="norm")(x)
+        return self.make_norm(self.config, name="norm")(x)
 
     @staticmethod
-    def make_final_norm(_config: ModelConfig, /) -> Callable[[Array], Array]:
+    def make_final_norm(_config: ModelConfig, _make_norm: MakeNorm, /) -> Callable[[Array], Array]:
         """Return the function to apply after the last layer of each stack: the identity."""
         return lambda x: x
 
@@ -85,7 +95,8 @@ class Components:
     """
     cross_attention: type[MultiHeadAttention]
     make_score: MakeScore
-    activation: Activation
+    feed_forward: MakeFeedForward
+    norm: MakeNorm
     residual: type[AddAndNorm]
     encoder_layer: "type[EncoderLayer]"
     decoder_layer: "type[DecoderLayer]"
@@ -99,12 +110,13 @@ class EncoderLayer(nn.Module):
 
     def setup(self) -> None:
         c, components = self.config, self.components
+        residual = partial(components.residual, c, components.norm)
         self.self_attention = components.self_attention(c, components.make_score)
-        self.feed_forward = FeedForward(c, components.activation)
+        self.feed_forward = components.feed_forward(c)
         # Parameter names follow figure 1, where "Add & Norm" comes after each sub-layer. Pre-norm
         # keeps these names, although it normalizes before each sub-layer.
-        self.self_attention_residual = components.residual(c, name="after_self_attention")
-        self.feed_forward_residual = components.residual(c, name="after_feed_forward")
+        self.self_attention_residual = residual(name="after_self_attention")
+        self.feed_forward_residual = residual(name="after_feed_forward")
 
     # `train` is not keyword-only, because `nn.remat` identifies static arguments by position.
     def __call__(
@@ -126,12 +138,13 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         c, components = self.config, self.components
+        residual = partial(components.residual, c, components.norm)
         self.self_attention = components.causal_self_attention(c, components.make_score)
         self.cross_attention = components.cross_attention(c, components.make_score)
-        self.feed_forward = FeedForward(c, components.activation)
-        self.self_attention_residual = components.residual(c, name="after_self_attention")
-        self.cross_attention_residual = components.residual(c, name="after_cross_attention")
-        self.feed_forward_residual = components.residual(c, name="after_feed_forward")
+        self.feed_forward = components.feed_forward(c)
+        self.self_attention_residual = residual(name="after_self_attention")
+        self.cross_attention_residual = residual(name="after_cross_attention")
+        self.feed_forward_residual = residual(name="after_feed_forward")
 
     def __call__(
         self,

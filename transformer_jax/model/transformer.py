@@ -27,8 +27,8 @@ class Transformer(EncoderDecoder, kw_only=True):
         self.encoder = [components.encoder_layer(c, components) for _ in range(encoder_depth)]
         self.decoder = [components.decoder_layer(c, components) for _ in range(decoder_depth)]
         # The paper does not normalize after a stack, so these modules are the identity by default.
-        self.encoder_norm = components.residual.make_final_norm(c)
-        self.decoder_norm = components.residual.make_final_norm(c)
+        self.encoder_norm = components.residual.make_final_norm(c, components.norm)
+        self.decoder_norm = components.residual.make_final_norm(c, components.norm)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """Return the memory: one vector for each source position."""

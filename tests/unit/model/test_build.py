@@ -18,6 +18,8 @@ from transformer_jax.config.validation import PartName, annotations
 from transformer_jax.model.build import (
     ACTIVATIONS,
     ATTENTIONS,
+    FEED_FORWARDS,
+    NORMS,
     POSITIONS,
     RESIDUALS,
     SCORES,
@@ -32,6 +34,8 @@ TABLES: dict[str, Mapping[str, object]] = {
     "attention_score": SCORES,
     "attention_implementation": ATTENTIONS,
     "layer_norm": RESIDUALS,
+    "norm": NORMS,
+    "feed_forward": FEED_FORWARDS,
     "activation": ACTIVATIONS,
 }
 

@@ -42,6 +42,7 @@ from oracles import (
 )
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.build import choose_components
 from transformer_jax.model.layers import AddAndNorm, FeedForward
 
 BIASED = replace(SMALL_MODEL, attention_bias=True)
@@ -210,9 +211,9 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_feed_forward_network_applies_the_activation_between_its_layers(name: Any) -> None:
-    layer = make_encoder_layer(replace(SMALL_MODEL, activation=name))
-    x = normal(0, 2, 5, SMALL_MODEL.d_model)
-    network = FeedForward(SMALL_MODEL, layer.components.activation)
+    config = replace(SMALL_MODEL, activation=name)
+    x = normal(0, 2, 5, config.d_model)
+    network: Any = choose_components(config).feed_forward(config)
     params = drawn_params(network, x)
 
     def dense(x: Floats, name: str) -> Floats:
