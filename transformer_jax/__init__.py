@@ -1,55 +1,74 @@
 """A faithful JAX and Flax implementation of the Transformer from "Attention Is All You Need".
 
-Translate with the model from a run, on any device:
+Train a model, and translate with it:
 
-    >>> import transformer_jax
-    >>> run = transformer_jax.load("runs/demo")
-    >>> run.translate(["forty-two"], beam_size=4)
+    >>> import transformer_jax as tj
+    >>> config = tj.load_config("tiny")
+    >>> run = tj.train(config, "runs/tiny", callback=print)
+    >>> run.translate(["forty-two"])
     ['zweiundvierzig']
+
+Load a trained run, on any device, and score it on its test set:
+
+    >>> run = tj.load("runs/tiny")
+    >>> run.evaluate().scores.bleu > 99
+    True
 
 Describe an experiment. The default values are those of the paper's base model, so an ablation
 specifies only the fields that it changes. For example, this config matches the row in group (A) of
 Table 3 that has one attention head:
 
-    >>> from transformer_jax import Config
-    >>> config = Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
+    >>> config = tj.Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
 
-Build the Flax module for a config, with a shared vocabulary of 37,000 tokens:
+Train the rows of an ablation with several seeds, and compare them:
 
-    >>> from transformer_jax import build_transformer
-    >>> model = build_transformer(config.model, vocab_size=37_000)
+    >>> tj.sweep("heads", "sweeps/heads", seeds=2)
+    >>> tj.report("sweeps/heads").to_pandas()
 
-Compare the metrics of several runs, without loading their parameters:
+Add a part of the model in a file of your own; `docs/extending.md` lists the parts:
 
-    >>> from transformer_jax import compare
-    >>> compare(["runs/sinusoidal", "runs/learned"]).plot("dev/perplexity").save("curves.svg")
-    PosixPath('curves.svg')
+    >>> @tj.register("model.activation", "squared_relu")
+    ... def squared_relu(x):
+    ...     return jax.nn.relu(x) ** 2
 
-The `transformer-jax` command trains, evaluates, and compares runs.
+The `transformer-jax` command is a thin layer over these functions.
 
-The subpackages follow the paper: `model` (section 3), `data` (5.1), `training` (5.2 to 5.4), and
-`inference` (6.1). Only the names that `transformer_jax` exports are part of the stable API. The
-package imports JAX lazily, when a name that requires JAX is first used.
+The names that this package and its subpackages `model` (section 3), `data` (5.1), and `training`
+(5.2 to 5.4) export are the stable API. Modules that require JAX are imported when a name is first
+used.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
-from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    Paper,
+    Row,
+    TrainConfig,
+)
+from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.errors import (
     ConfigError,
     DataError,
+    DivergedError,
     OutOfMemoryError,
+    RunInterrupted,
     StorageError,
+    SweepFailedError,
     TransformerJaxError,
     UsageError,
 )
+from transformer_jax.exports import lazy_exports
 from transformer_jax.registry import register
 
 if TYPE_CHECKING:
     from transformer_jax.analysis.comparison import compare
     from transformer_jax.analysis.head_importance import head_importance
     from transformer_jax.analysis.plots import plot_losses, plot_positions, plot_schedule
+    from transformer_jax.api import Report, report, sweep, train
     from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
@@ -64,10 +83,16 @@ __all__ = [
     "DataConfig",
     "DataError",
     "DecodeConfig",
+    "DivergedError",
     "ModelConfig",
     "OutOfMemoryError",
+    "Paper",
+    "Report",
+    "Row",
     "Run",
+    "RunInterrupted",
     "StorageError",
+    "SweepFailedError",
     "TrainConfig",
     "Transformer",
     "TransformerJaxError",
@@ -77,36 +102,40 @@ __all__ = [
     "compare",
     "head_importance",
     "load",
+    "load_config",
+    "load_rows",
     "mask_heads",
     "plot_losses",
     "plot_positions",
     "plot_schedule",
     "register",
+    "report",
+    "sweep",
+    "train",
 ]
 
-# The names that require JAX, mapped to the modules that define them. A module is imported when one
-# of its names is first used.
-_MODULES = {
-    "Attention": "inference.attention",
-    "Run": "inference.trained_run",
-    "Transformer": "model.transformer",
-    "Translator": "inference.translate",
-    "build_transformer": "model.build",
-    "compare": "analysis.comparison",
-    "head_importance": "analysis.head_importance",
-    "load": "inference.trained_run",
-    "mask_heads": "model.head_mask",
-    "plot_losses": "analysis.plots",
-    "plot_positions": "analysis.plots",
-    "plot_schedule": "analysis.plots",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'transformer_jax' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"transformer_jax.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Attention": "inference.attention",
+        "Report": "api",
+        "Run": "inference.trained_run",
+        "Transformer": "model.transformer",
+        "Translator": "inference.translate",
+        "build_transformer": "model.build",
+        "compare": "analysis.comparison",
+        "head_importance": "analysis.head_importance",
+        "load": "inference.trained_run",
+        "mask_heads": "model.head_mask",
+        "plot_losses": "analysis.plots",
+        "plot_positions": "analysis.plots",
+        "plot_schedule": "analysis.plots",
+        "report": "api",
+        "sweep": "api",
+        "train": "api",
+    },
+)
 
 
 def __dir__() -> list[str]:
-    return list({*globals(), *__all__})
+    return __all__

@@ -8,8 +8,7 @@ from tyro.conf import Positional, arg
 
 from transformer_jax.commands.base import PathCommand
 from transformer_jax.commands.tables import print_statuses, print_table
-from transformer_jax.console import shell_command, stdout
-from transformer_jax.errors import UsageError
+from transformer_jax.console import stdout
 
 
 @dataclass(frozen=True)
@@ -52,31 +51,12 @@ class Report(PathCommand):
             UsageError: the options are invalid, the runs cannot be compared, or no run has
                 finished.
         """
-        from transformer_jax.reports.collect import (
-            collect_results,
-            collect_runs,
-            read_adhoc_statuses,
-        )
+        from transformer_jax.api import report
         from transformer_jax.reports.footnotes import list_footnotes
-        from transformer_jax.reports.report import SUMMARY, make_table, write_report
-        from transformer_jax.sweeps.plan import Sweep
-        from transformer_jax.sweeps.status import read_status
+        from transformer_jax.reports.report import SUMMARY, make_table
 
-        paths = [Path(folder) for folder in self.folders]
-        if (paths[0] / "run.json").exists() or len(paths) > 1:
-            if self.out is None:
-                raise UsageError("a report of runs needs a folder: --out FOLDER")
-            sweep = collect_runs(paths, self.out)
-            statuses = read_adhoc_statuses(sweep)
-            command = shell_command("report", *paths, "--out", self.out)
-        else:
-            if self.out is not None:
-                raise UsageError("--out is for runs; a sweep's report is in the sweep's folder")
-            sweep = Sweep.open(paths[0])
-            statuses = [read_status(run) for run in sweep.runs]
-            command = shell_command("report", sweep.path)
-        results = collect_results(sweep, statuses, command)
-        folder = write_report(results)
-        print_table(make_table(results, SUMMARY))
-        stdout.print("\n".join(list_footnotes(results)))
+        made = report(self.folders, self.out)
+        folder = made.save()
+        print_table(make_table(made.results, SUMMARY))
+        stdout.print("\n".join(list_footnotes(made.results)))
         stdout.print(f"written to {folder}")

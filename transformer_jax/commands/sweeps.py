@@ -113,25 +113,17 @@ class Sweep(ConfigCommand):
             self._launch(sweep)
 
     def _launch(self, sweep: "plan.Sweep") -> None:
-        from transformer_jax.sweeps import slurm
-        from transformer_jax.sweeps.launch import launch
         from transformer_jax.sweeps.slots import find_slots
-        from transformer_jax.sweeps.status import read_status
 
         slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
             _print_estimates(sweep, len(slots), retry_failed=self.retry_failed)
             return
-        sweep.store()
-        if any(read_status(run).status == "submitted" for run in sweep.runs):
-            # If a Slurm job no longer exists, mark its run as stopped, so that this machine can
-            # train it.
-            slurm.reconcile(sweep)
-        _prepare_data(sweep)
+        from transformer_jax.api import launch_sweep
+
         retry, timeout = self.retry_failed, self.step_timeout
-        statuses = launch(sweep, slots, stderr.print, retry_failed=retry, step_timeout=timeout)
-        print_statuses(statuses)
+        print_statuses(launch_sweep(sweep, self.devices, retry_failed=retry, step_timeout=timeout))
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
@@ -148,7 +140,10 @@ class Sweep(ConfigCommand):
         slurm.check_available()
         sweep.store()
         # Prepare the text on this machine, because compute nodes often have no network access.
-        _prepare_data(sweep)
+        from transformer_jax.api import prepare_texts
+
+        for note in prepare_texts(sweep):
+            stderr.print(note)
         retry, timeout = self.retry_failed, self.step_timeout
         jobs = slurm.submit(sweep, self.slurm, retry_failed=retry, step_timeout=timeout)
         if not jobs:
@@ -211,22 +206,3 @@ def _print_disk_space(
             f"warning: {total:.0f} GB do not fit in the {free:.0f} GB of free space: "
             "choose another --out, or fewer --rows or --seeds"
         )
-
-
-def _prepare_data(sweep: "plan.Sweep") -> None:
-    """Prepare each corpus once, in advance, so that runs with the same corpus do not wait.
-
-    Print warnings about repeated text and unusual warmups.
-    """
-    from transformer_jax.data.prepare import prepare
-
-    with progress_bar() as progress:
-        configs = [row.config for row in sweep.rows.values()]
-        for data in {config.data: None for config in configs}:
-            prepared = prepare(data, progress=progress)
-            batches = prepared.batches(data, 0)
-            most_steps = max(config.train.steps for config in configs if config.data == data)
-            if warning := batches.describe_repetition(most_steps):
-                stderr.print(warning)
-        for warning in dict.fromkeys(filter(None, (c.describe_warmup() for c in configs))):
-            stderr.print(warning)

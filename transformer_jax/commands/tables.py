@@ -10,8 +10,8 @@ from rich.table import Table
 
 from transformer_jax.config import Row
 from transformer_jax.console import stdout
-from transformer_jax.errors import SweepFailedError
 from transformer_jax.files import JsonObject
+from transformer_jax.sweeps.status import check_finished
 
 if TYPE_CHECKING:
     from transformer_jax.analysis.significance import MetricComparison
@@ -180,12 +180,7 @@ def print_statuses(statuses: Sequence["RunStatus"]) -> None:
     show_table(table)
     counts = Counter(status.status for status in statuses)
     stdout.print(", ".join(f"{count} {name}" for name, count in counts.items()))
-    failed = [status.run.name for status in statuses if status.status == "failed"]
-    if failed:
-        raise SweepFailedError(
-            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; repeat the "
-            "`sweep` command with --retry-failed to train them again"
-        )
+    check_finished(statuses)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from tyro.conf import FlagCreatePairsOff
 
 from transformer_jax.commands.base import (
@@ -127,32 +126,14 @@ class Train(FileCommand, TrainingCommand):
         """Create the run in the primary process, and train its model in all processes."""
         config = rows[""].config
         with self.join_processes(config) as group:
-            # The primary process decides, because it may create the run before others look for it.
-            exists = group.broadcast(self.resume and (self.path / "run.json").exists())
             # Check the path before importing JAX, so that errors appear immediately.
-            if group.is_primary and not exists:
+            if group.is_primary and not self.resume:
                 check_available(self.path)
-            group.barrier()
-            if exists:
-                # `resume --train.steps` may have extended the run.
-                steps = max(config.train.steps, RunFolder.open(self.path).steps_done)
-                config = config.change(train={"steps": steps})
-                _train(_open_run(self.path, config, group, self.init_from), group)
-                return
-            if self.init_from is not None and group.count > 1:
-                raise UsageError(
-                    "--init-from works only in a single process: train one step in one process "
-                    "(--train.steps 1), and then `resume` the run in several processes"
-                )
-            if group.is_primary:
-                from transformer_jax.training.create_run import create_run
+            from transformer_jax.api import train_folder
 
-                with progress_bar() as progress:
-                    create_run(
-                        config, self.path, stderr, init_from=self.init_from, progress=progress
-                    )
-            group.barrier()
-            _train(RunFolder.open(self.path), group)
+            options = {"resume": self.resume, "init_from": self.init_from, "group": group}
+            folder, _ = train_folder(config, self.path, **options)
+            _print_next(folder, group)
 
 
 @dataclass(frozen=True)
@@ -176,7 +157,11 @@ class Resume(TrainingCommand):
         """Store the options in the run's config, and train from the latest checkpoint."""
         config = rows[""].config
         with self.join_processes(config) as group:
-            _train(_open_run(self.path, config, group), group)
+            RunFolder.open(self.path).with_config(config)
+            from transformer_jax.api import train_folder
+
+            folder, _ = train_folder(config, self.path, resume=True, group=group)
+            _print_next(folder, group)
 
 
 @dataclass(frozen=True)
@@ -265,30 +250,13 @@ def _environment(checkpoint: JsonObject) -> dict[str, str]:
     return {**checkpoint.get("versions", {}), **devices}
 
 
-def _open_run(
-    path: Path, config: Config, group: ProcessGroup, init_from: Path | None = None
-) -> RunFolder:
-    """Open a run to continue it with this config."""
-    folder = RunFolder.open(path)
-    for line in folder.changed_files if group.is_primary else []:
-        stderr.print(f"note: {line}")
-    from transformer_jax.training.create_run import open_run
+def _print_next(folder: RunFolder, group: ProcessGroup) -> None:
+    """Print commands that evaluate and use a trained model."""
+    if group.is_primary:
+        from transformer_jax.data.prepare import find_prepared
 
-    with progress_bar() as progress:
-        folder = open_run(path, config, init_from=init_from, progress=progress)
-    # The primary process stores the new config after every process has read the old one.
-    group.barrier()
-    return folder
-
-
-def _train(folder: RunFolder, group: ProcessGroup) -> None:
-    from transformer_jax.data.prepare import find_prepared
-    from transformer_jax.training.loop import run_training
-
-    console = stdout if group.is_primary else Console(quiet=True)
-    run_training(folder, console, group)
-    console.print(f"run stored in {folder.path}")
-    prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
-    split = "" if "test" in prepared.report else " --split dev"
-    console.print(f"next: {shell_command('evaluate', folder.path)}{split}")
-    console.print(f"      {translate_command(folder)}")
+        stdout.print(f"run stored in {folder.path}")
+        prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
+        split = "" if "test" in prepared.report else " --split dev"
+        stdout.print(f"next: {shell_command('evaluate', folder.path)}{split}")
+        stdout.print(f"      {translate_command(folder)}")

@@ -73,6 +73,20 @@ class Config:
             rule = f"at most model.max_positions ({limit}) {end}"
             data.require("max_length", data.max_length <= limit, rule)
 
+    def __repr__(self) -> str:
+        """Return Python code for the config, with only the fields that differ from the defaults."""
+        changed: dict[str, dict[str, object]] = {}
+        for (section, key), (value, _) in self.differences(type(self)()).items():
+            changed.setdefault(section, {})[key] = value
+        arguments = ", ".join(f"{section}={fields!r}" for section, fields in changed.items())
+        return f"Config().change({arguments})" if changed else "Config()"
+
+    def __str__(self) -> str:
+        """Return a line for each field that differs from the paper's base model."""
+        differences = self.differences(type(self)()).items()
+        lines = [f"  {'.'.join(k)}: {value!r} (base: {base!r})" for k, (value, base) in differences]
+        return "\n".join(["the paper's base model" + (", except" if lines else ""), *lines])
+
     def change(self, /, **sections: Mapping[str, object]) -> Self:
         """Return a copy with some fields changed, as in `base.change(model={"num_heads": 4})`.
 

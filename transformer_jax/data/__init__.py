@@ -1,1 +1,24 @@
 """Corpora, tokenizers, and batches (section 5.1)."""
+
+from typing import TYPE_CHECKING
+
+from transformer_jax.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from transformer_jax.data.batches import Batch
+    from transformer_jax.data.corpora import CORPORA, Corpus
+
+__all__ = [
+    "CORPORA",
+    "Batch",
+    "Corpus",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Batch": "data.batches",
+        "CORPORA": "data.corpora",
+        "Corpus": "data.corpora",
+    },
+)

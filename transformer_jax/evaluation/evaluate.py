@@ -59,6 +59,16 @@ class Evaluation(NamedTuple):
     per_checkpoint: tuple["Evaluation", ...] = ()
     """A separate evaluation of each averaged checkpoint, if requested."""
 
+    def __repr__(self) -> str:
+        scores = f"perplexity {self.result['perplexity']:.3f}, BLEU {self.scores.bleu:.2f}"
+        return f"Evaluation({self.result['title']}: {scores}, {len(self.sources)} lines)"
+
+
+def has_split(run: Run, split: Split) -> bool:
+    """Return whether a run's text has this split."""
+    prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
+    return split in prepared.report
+
 
 def prepare_split(run: Run, split: Split, *, progress: Progress = ignore_progress) -> Prepared:
     """Return the prepared text of a run, after checking that it contains this split.

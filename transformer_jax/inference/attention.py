@@ -7,7 +7,7 @@ arrays contain no padding.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,6 +23,9 @@ from transformer_jax.visualization.attention_html import AttentionPage, render_p
 from transformer_jax.visualization.attention_maps import AttentionMap
 from transformer_jax.visualization.attention_views import Selection
 from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix, write_file
+
+if TYPE_CHECKING:
+    from transformer_jax.visualization.style import Picture
 
 _jitted_weights = jax.jit(attention_weights, static_argnums=0)
 
@@ -91,6 +94,13 @@ class Attention:
         chosen = Selection(**selection)
         return render_page(self.maps, chosen, source=self.source, target=self.target)
 
+    def draw(self, **selection: Any) -> "Picture":  # noqa: ANN401 (as for `show`)
+        """Return a figure of the selected weights; `selection` is the same as for `show`."""
+        # Import matplotlib only for figures, because the HTML page does not need it.
+        from transformer_jax.visualization.attention_figures import draw_attention
+
+        return draw_attention(self.maps, Selection(**selection))
+
     def save(self, path: str | Path, **selection: Any) -> None:  # noqa: ANN401 (as for `show`)
         """Save the page (.html) or a figure of the selection (.svg, .png).
 
@@ -105,10 +115,7 @@ class Attention:
         if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
             write_file(path, self.show(**selection).html.encode())
         else:
-            # Import matplotlib only for figures, because the HTML page does not need it.
-            from transformer_jax.visualization.attention_figures import draw_attention
-
-            draw_attention(self.maps, Selection(**selection)).save(path)
+            self.draw(**selection).save(path)
 
 
 def compute_attention(

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 from transformer_jax.baselines.build import build_model
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
+from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.inference.attention import Attention, compute_attention
@@ -32,6 +33,7 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import Package, RunFolder
 
 if TYPE_CHECKING:
+    from transformer_jax.evaluation.evaluate import Evaluation
     from transformer_jax.visualization.style import Picture
 
 Option = Any
@@ -156,6 +158,21 @@ class Run:
                 Setting("beam_size", num_best),
             )
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
+
+    def evaluate(self, split: Split | None = None, **decode: Option) -> "Evaluation":
+        """Translate and score a split of the run's text.
+
+        By default, the split is the test set, or the development set if there is no test set.
+        `decode` overrides fields of `DecodeConfig`. The scores are not stored; the command
+        `transformer-jax evaluate` stores them.
+
+        Raises:
+            UsageError: the text does not have this split.
+            DataError: the text has changed since the run was created.
+        """
+        from transformer_jax.evaluation.evaluate import evaluate, has_split
+
+        return evaluate(self, split or ("test" if has_split(self, "test") else "dev"), decode)
 
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option

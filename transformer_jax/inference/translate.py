@@ -17,7 +17,8 @@ from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
-from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
+from transformer_jax.inference.greedy_search import greedy_search
+from transformer_jax.inference.search import NEG_INF, Translations, beam_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
@@ -115,7 +116,7 @@ class Translator:
             raise UsageError("translate needs a list of lines, not a single string")
         lines = list(lines)
         for number, line in enumerate(lines, start=1):
-            _check_text(f"line {number}", line)
+            check_text(f"line {number}", line)
         longest, max_length = self.longest_source, self.model.config.max_length
         field = "model.max_positions" if longest < max_length else "model.max_length"
         encoded = self.vocabulary.source.encode(lines)
@@ -137,7 +138,7 @@ class Translator:
             DataError: the line is blank or not valid text, or it is too long for the model and
                 `truncate` is false.
         """
-        _check_text("the target sentence", line)
+        check_text("the target sentence", line)
         [tokens] = self.vocabulary.target.encode([line])
         longest = self.longest_target
         if len(tokens) == 1:
@@ -252,8 +253,10 @@ class Translator:
         ]
 
 
-def _check_text(name: str, line: str) -> None:
-    """Raise a DataError if a line contains surrogates, which represent invalid UTF-8 bytes."""
+def check_text(name: str, line: object) -> None:
+    """Raise an error if a line is not a string, or contains surrogates (invalid UTF-8 bytes)."""
+    if not isinstance(line, str):
+        raise UsageError(f"{name} must be a string, got {line!r}")
     try:
         line.encode()
     except UnicodeEncodeError as error:

@@ -3,3 +3,78 @@
 The code adds missing axes explicitly before it combines arrays of different ranks, because the
 tests set `jax_numpy_rank_promotion` to "raise".
 """
+
+from typing import TYPE_CHECKING
+
+from transformer_jax.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from transformer_jax.model.attention import (
+        Heads,
+        MultiHeadAttention,
+        masked_softmax,
+        scaled_dot_product,
+        weighted_sum,
+    )
+    from transformer_jax.model.build import PositionScheme, choose_components
+    from transformer_jax.model.dropout import Dropout
+    from transformer_jax.model.encoder_decoder import EncoderDecoder, init_params, make_rng
+    from transformer_jax.model.inspect import attention_weights, parameter_counts
+    from transformer_jax.model.layers import FeedForward, layer_norm
+    from transformer_jax.model.linear import Dense
+    from transformer_jax.model.losses import Loss, cross_entropy
+    from transformer_jax.model.masks import causal_mask, source_mask
+    from transformer_jax.model.positions import AddPositions, sinusoid
+
+__all__ = [
+    "AddPositions",
+    "Dense",
+    "Dropout",
+    "EncoderDecoder",
+    "FeedForward",
+    "Heads",
+    "Loss",
+    "MultiHeadAttention",
+    "PositionScheme",
+    "attention_weights",
+    "causal_mask",
+    "choose_components",
+    "cross_entropy",
+    "init_params",
+    "layer_norm",
+    "make_rng",
+    "masked_softmax",
+    "parameter_counts",
+    "scaled_dot_product",
+    "sinusoid",
+    "source_mask",
+    "weighted_sum",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "AddPositions": "model.positions",
+        "Dense": "model.linear",
+        "Dropout": "model.dropout",
+        "EncoderDecoder": "model.encoder_decoder",
+        "FeedForward": "model.layers",
+        "Heads": "model.attention",
+        "Loss": "model.losses",
+        "MultiHeadAttention": "model.attention",
+        "PositionScheme": "model.build",
+        "attention_weights": "model.inspect",
+        "causal_mask": "model.masks",
+        "choose_components": "model.build",
+        "cross_entropy": "model.losses",
+        "init_params": "model.encoder_decoder",
+        "layer_norm": "model.layers",
+        "make_rng": "model.encoder_decoder",
+        "masked_softmax": "model.attention",
+        "parameter_counts": "model.inspect",
+        "scaled_dot_product": "model.attention",
+        "sinusoid": "model.positions",
+        "source_mask": "model.masks",
+        "weighted_sum": "model.attention",
+    },
+)

@@ -54,7 +54,7 @@ def write_report(results: Results) -> Path:
         "table.md": _make_markdown(results, scores, comparisons),
         "table.tex": f"{tables.to_latex(scores)}\n{tables.to_latex(comparisons)}",
         "table.csv": tables.to_csv(scores),
-        "comparisons.csv": tables.to_csv(_list_comparisons(results)),
+        "comparisons.csv": tables.to_csv(list_comparisons(results)),
         "runs.csv": tables.to_csv(make_run_table(results)),
         "index.html": _make_page(results, scores, comparisons, list(figures.values())),
         **figures,
@@ -144,7 +144,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
     return [list(row) for row in zip(*shown, strict=True)]
 
 
-def _list_comparisons(results: Results) -> Table:
+def list_comparisons(results: Results) -> Table:
     """Return the unrounded differences from the first row, with one line per row and score."""
     headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
     table = [[*headings, "paper", "verdict"]]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.errors import storage_errors
+from transformer_jax.errors import Setting, SweepFailedError, storage_errors
 from transformer_jax.files import JsonObject, read_json_object, write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
@@ -228,3 +228,14 @@ def _seconds_left(timed: list[JsonObject], steps: int) -> float | None:
 def _numbers(report: JsonObject) -> JsonObject:
     """Return the numeric values in a report."""
     return {key: value for key, value in report.items() if is_number(value)}
+
+
+def check_finished(statuses: Sequence[RunStatus]) -> None:
+    """Raise a SweepFailedError if a run failed."""
+    failed = [status.run.name for status in statuses if status.status == "failed"]
+    if failed:
+        raise SweepFailedError(
+            f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; to train them "
+            "again, repeat the sweep with ",
+            Setting("retry_failed", True),
+        )

@@ -24,7 +24,7 @@ from transformer_jax.training.components import RunComponents, build_run_compone
 from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.meter import Meter, Sums
-from transformer_jax.training.metric_writer import MetricWriter, NullWriter
+from transformer_jax.training.metric_writer import Callback, MetricWriter, NullWriter
 from transformer_jax.training.optimizer import learning_rate_schedule
 from transformer_jax.training.step import TrainState, TrainStep
 from transformer_jax.training.tracing import StepTracer
@@ -33,11 +33,17 @@ from transformer_jax.training.tracing import StepTracer
 MAX_SKIPPED_STEPS = 10
 
 
-def run_training(folder: RunFolder, console: Console, group: ProcessGroup = SINGLE_PROCESS) -> int:
+def run_training(
+    folder: RunFolder,
+    console: Console,
+    group: ProcessGroup = SINGLE_PROCESS,
+    callback: Callback | None = None,
+) -> int:
     """Train from the latest checkpoint, or from the start, to the config's last step.
 
     Returns the number of scheduled checkpoints on disk, all of which can be averaged. The console
-    shows progress; it must be quiet in all processes except the primary one.
+    shows progress; it must be quiet in all processes except the primary one. In the primary
+    process, `callback` receives each report.
 
     Raises:
         RunInterrupted: a signal ended the run. If training had started, its state has been saved.
@@ -59,7 +65,7 @@ def run_training(folder: RunFolder, console: Console, group: ProcessGroup = SING
         group.barrier()
         run = build_run_components(folder, group)
         console.print("\n".join(run.summary()))
-        return _train(run, console, shutdown)
+        return _train(run, console, shutdown, callback)
 
 
 def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
@@ -75,7 +81,12 @@ def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
     return parts
 
 
-def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> int:
+def _train(
+    run: RunComponents,
+    console: Console,
+    shutdown: GracefulShutdown,
+    callback: Callback | None,
+) -> int:
     """Restore the state, train, and return the number of scheduled checkpoints on disk."""
     config, schedule = run.folder.config, run.schedule
     # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
@@ -105,7 +116,7 @@ def _train(run: RunComponents, console: Console, shutdown: GracefulShutdown) -> 
         peak = run.group.count * peak_flops(config.model.dtype)
         meter = Meter(peak, pending, pending_flops)
         writer_type = MetricWriter if run.group.is_primary else NullWriter
-        with writer_type(run.folder, console, step=restored) as writer:
+        with writer_type(run.folder, console, callback, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
             if meter.pending_metrics():
                 # Early stopping ended training between two reports, so write a last report.

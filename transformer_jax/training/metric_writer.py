@@ -8,7 +8,7 @@ values depend only on the config and the seed, up to rounding.
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,12 +30,23 @@ TERMINAL_FORMATS = {
 }
 
 
+Callback = Callable[[dict[str, float]], object]
+"""A function that receives each report: the step, and metrics such as "dev/perplexity"."""
+
+
 class MetricWriter:
     """A context manager that appends metrics to a run's existing metrics."""
 
-    def __init__(self, folder: RunFolder, console: Console, *, step: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        console: Console,
+        callback: Callback | None = None,
+        *,
+        step: int,
+    ) -> None:
         """Set up a progress bar that starts at `step`."""
-        self._folder, self._console = folder, console
+        self._folder, self._console, self._callback = folder, console, callback
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -75,6 +86,8 @@ class MetricWriter:
         with storage_errors("metrics could not be written"):
             self._metrics.write(json.dumps(line) + "\n")
             self._add_events(line)
+        if self._callback is not None:
+            self._callback({"step": step, **{f"{split}/{k}": v for k, v in values.items()}})
 
     def _add_events(self, line: Mapping[str, float | str]) -> None:
         """Add a line of metrics.jsonl to TensorBoard."""

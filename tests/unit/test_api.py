@@ -1,0 +1,118 @@
+"""Test that Python functions train, resume, evaluate, sweep, and report as the commands do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_configs import SMALL, metrics_of
+
+import transformer_jax as tj
+from transformer_jax.api import read_rows
+from transformer_jax.inference.translate import check_text
+from transformer_jax.runs.run_folder import RunFolder
+
+CONFIG = SMALL.change(train={"steps": 4, "checkpoint_every": 2})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[tj.Run, list[dict[str, float]]]:
+    """Return a run, and the reports that its callback received."""
+    reports: list[dict[str, float]] = []
+    path = tmp_path_factory.mktemp("runs") / "small"
+    return tj.train(CONFIG, path, callback=reports.append, quiet=True), reports
+
+
+def test_a_callback_receives_what_the_metrics_file_contains(
+    trained: tuple[tj.Run, list[dict[str, float]]],
+) -> None:
+    run, reports = trained
+    lines = metrics_of(run.folder.path)
+    assert len(lines) == 4
+    assert [report["step"] for report in reports] == [line["step"] for line in lines]
+    for report, line in zip(reports, lines, strict=True):
+        split = line.pop("split")
+        assert {"step": report["step"]}.items() <= line.items()
+        assert {f"{split}/{k}": v for k, v in line.items() if k != "step"}.items() <= report.items()
+
+
+def test_a_run_resumes_only_with_its_own_config(
+    trained: tuple[tj.Run, list[dict[str, float]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trained[0].folder.path
+    with pytest.raises(tj.UsageError, match="already exists: resume it with"):
+        tj.train(CONFIG, path)
+    again = tj.train(CONFIG, path, resume=True)
+    assert "already at step 4: nothing to do" in capsys.readouterr().out
+    assert again.step == 4
+    with pytest.raises(tj.ConfigError, match=r"resume with changes in model.num_heads 2 -> 1$"):
+        tj.train(CONFIG.change(model={"num_heads": 1}), path, resume=True)
+
+
+def test_resuming_starts_a_run_that_does_not_exist(tmp_path: Path) -> None:
+    config = CONFIG.change(train={"steps": 1, "checkpoint_every": 1})
+    assert tj.train(config, tmp_path / "run", resume=True, quiet=True).step == 1
+    longer = config.change(train={"steps": 2})
+    assert tj.train(longer, str(tmp_path / "run"), resume=True, quiet=True).step == 2
+    assert RunFolder.open(tmp_path / "run").config.train.steps == 2
+
+
+def test_an_evaluation_of_a_run_scores_its_test_set(
+    trained: tuple[tj.Run, list[dict[str, float]]],
+) -> None:
+    run, _ = trained
+    evaluation = run.evaluate(beam_size=1)
+    assert evaluation.result["split"] == "test"
+    assert evaluation.hypotheses == run.translate(evaluation.sources, beam_size=1)
+    assert re.fullmatch(
+        r"Evaluation\(test set: perplexity \d+\.\d{3}, BLEU \d+\.\d\d, 40 lines\)", repr(evaluation)
+    )
+    assert not (run.folder.path / "evaluations").exists()
+
+
+@pytest.mark.parametrize("line", [None, 2.5, float("nan"), b"text"])
+def test_a_line_that_is_not_text_is_named(line: Any) -> None:
+    with pytest.raises(tj.UsageError, match=r"^line 2 must be a string, got "):
+        check_text("line 2", line)
+
+
+@pytest.mark.slow
+def test_a_sweep_and_its_report_are_those_of_the_commands(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = {"base": CONFIG, "narrow": CONFIG.change(model={"d_ff": 8})}
+    sweep = tj.sweep(rows, tmp_path / "sweep", seeds=2, quiet=True)
+    assert [run.name for run in sweep.runs] == [
+        f"{row}/seed-{seed}" for seed in (0, 1) for row in rows
+    ]
+    report = tj.report(tmp_path / "sweep")
+    frame = report.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert set(frame["row"]) == {"narrow"}
+    assert len(report.to_pandas(per_run=True)) == 4
+    assert "narrow" in str(report)
+    assert (report.save() / "index.html").exists()
+
+
+def test_rows_can_be_configs_or_files() -> None:
+    rows = read_rows({"a": CONFIG, "b": tj.Row(CONFIG)})
+    assert rows == {"a": tj.Row(CONFIG), "b": tj.Row(CONFIG)}
+    assert list(read_rows("heads")) == list(tj.load_rows("heads"))
+    with pytest.raises(tj.UsageError, match="have different rows"):
+        read_rows(["table3", "table3_multi30k"])
+
+
+def test_a_config_prints_its_differences_from_base_and_its_code() -> None:
+    config = tj.Config().change(model={"num_heads": 4}, data={"languages": ("en", "fr")})
+    assert str(config) == (
+        "the paper's base model, except\n"
+        "  model.num_heads: 4 (base: 8)\n"
+        "  data.languages: ['en', 'fr'] (base: ['en', 'de'])"
+    )
+    assert str(tj.Config()) == "the paper's base model"
+    assert eval(repr(config), {"Config": tj.Config}) == config  # noqa: S307 - our own code
+
+
+def test_every_exported_name_exists() -> None:
+    for package in (tj, tj.model, tj.data, tj.training):
+        assert all(getattr(package, name) is not None for name in package.__all__)
+    assert dir(tj) == sorted(tj.__all__)

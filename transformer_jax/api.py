@@ -1,0 +1,288 @@
+"""Train, sweep, and report from Python, as the commands of the same names do."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from transformer_jax.config import Config, Row
+from transformer_jax.config.loading import load_config, load_rows, run_name
+from transformer_jax.console import progress_bar, shell_command, stderr, stdout
+from transformer_jax.data.prepare import prepare
+from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
+from transformer_jax.errors import Setting, UsageError
+from transformer_jax.inference.summary import html_table
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.reports import tables
+from transformer_jax.reports.collect import (
+    collect_results,
+    collect_runs,
+    read_adhoc_statuses,
+)
+from transformer_jax.reports.footnotes import list_footnotes
+from transformer_jax.reports.report import (
+    SUMMARY,
+    list_comparisons,
+    make_run_table,
+    make_table,
+    write_report,
+)
+from transformer_jax.reports.results import Results
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.runs.versions import source_commit
+from transformer_jax.sweeps import slurm
+from transformer_jax.sweeps.launch import launch
+from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
+from transformer_jax.sweeps.slots import find_slots
+from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
+from transformer_jax.training.create_run import create_run, open_run
+from transformer_jax.training.loop import Callback, run_training
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Configs = str | Sequence[str] | Mapping[str, Config | Row]
+"""Config files and names of shipped configs, or configs keyed by the names of their rows."""
+
+
+def train(
+    config: Config | str,
+    path: str | Path,
+    *,
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    callback: Callback | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train a model, store it in a run's folder, and return it.
+
+    Args:
+        config: a config, a config file, or the name of a shipped config.
+        path: the run's folder.
+        resume: if the folder already contains this run, continue it instead of raising an error. A
+            finished run stays as it is.
+        init_from: a run whose vocabulary and latest parameters the new run starts with.
+        callback: a function that receives each report, such as `{"step": 100, "train/loss": 2.5}`.
+        quiet: do not print progress.
+
+    Returns:
+        The run with the mean of its last `decode.average_checkpoints` checkpoints, or of all its
+        checkpoints if there are fewer.
+
+    Raises:
+        UsageError: the folder already exists, or contains a run with another config.
+        DataError: the text cannot be used.
+        DivergedError: the loss is not finite.
+        RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.
+        StorageError: the folder cannot be read or written.
+    """
+    if isinstance(config, str):
+        config = load_config(config)
+    folder, num_scheduled = train_folder(
+        config, Path(path), resume=resume, init_from=init_from, callback=callback, quiet=quiet
+    )
+    count = max(min(num_scheduled, folder.config.decode.average_checkpoints), 1)
+    return load(folder.path, average_checkpoints=count)
+
+
+def train_folder(
+    config: Config,
+    path: Path,
+    *,
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    callback: Callback | None = None,
+    quiet: bool = False,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[RunFolder, int]:
+    """Train as `train` does, in one or more processes, without loading the trained model.
+
+    Returns:
+        The run's folder, and the number of scheduled checkpoints on disk.
+    """
+    quiet = quiet or not group.is_primary
+    notes = Console(quiet=True) if quiet else stderr
+    source = None if init_from is None else Path(init_from)
+    # The primary process decides, because it may create the run before others look for it.
+    exists = group.broadcast(resume and (path / "run.json").exists())
+    with progress_bar() as progress:
+        if exists:
+            stored = RunFolder.open(path)
+            for line in stored.changed_files:
+                notes.print(f"note: {line}")
+            # The run may have been extended.
+            steps = max(config.train.steps, stored.steps_done)
+            config = config.change(train={"steps": steps})
+            folder = open_run(path, config, init_from=source, progress=progress)
+        else:
+            if source is not None and group.count > 1:
+                raise UsageError(
+                    "a run in several processes cannot start with the parameters of another run: "
+                    "train one step in one process (",
+                    Setting("train.steps", 1),
+                    "), and then resume the run in several processes",
+                )
+            if group.is_primary:
+                create_run(config, path, notes, init_from=source, progress=progress)
+            group.barrier()
+            folder = RunFolder.open(path)
+    # The primary process stores the new config after every process has read the old one.
+    group.barrier()
+    console = Console(quiet=True) if quiet else stdout
+    return folder, run_training(folder, console, group, callback)
+
+
+def sweep(
+    configs: Configs,
+    path: str | Path,
+    *,
+    seeds: int = 3,
+    rows: Sequence[str] | None = None,
+    devices: int | None = None,
+    retry_failed: bool = False,
+    quiet: bool = False,
+) -> Sweep:
+    """Train all rows of an ablation with several seeds, on this machine.
+
+    The same call resumes an interrupted sweep, without repeating finished runs.
+
+    Args:
+        configs: config files with rows, or configs keyed by the names of their rows.
+        path: the sweep's folder.
+        seeds: the number of random seeds for each row.
+        rows: train only the first row and the rows with these names.
+        devices: the number of accelerators (on a CPU, of concurrent runs) to use. Default: as many
+            as possible.
+        retry_failed: also retrain the runs that failed.
+        quiet: do not print progress.
+
+    Raises:
+        UsageError: the folder contains a sweep with other configs, or an argument is invalid.
+        RunInterrupted: a signal ended the sweep. All runs are saved.
+        SweepFailedError: a run failed.
+    """
+    planned = plan_sweep(Path(path), read_rows(configs), seeds, only=rows)
+    planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
+    check_finished(launch_sweep(planned, devices, retry_failed=retry_failed, quiet=quiet))
+    return planned
+
+
+def read_rows(configs: Configs) -> dict[str, Row]:
+    """Return the rows of config files, or the given configs as rows, keyed by name."""
+    if isinstance(configs, Mapping):
+        return {k: v if isinstance(v, Row) else Row(v) for k, v in configs.items()}
+    rows: dict[str, Row] = {}
+    for spec in [configs] if isinstance(configs, str) else configs:
+        for name, row in load_rows(spec).items():
+            if rows.setdefault(name or run_name(spec), row) != row:
+                raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
+    return rows
+
+
+def launch_sweep(
+    planned: Sweep,
+    devices: int | None = None,
+    *,
+    retry_failed: bool = False,
+    step_timeout: float = 60.0,
+    quiet: bool = False,
+) -> list[RunStatus]:
+    """Store a planned sweep, prepare its text, train and score its unfinished runs.
+
+    Returns:
+        The status of every run.
+    """
+    slots, say = find_slots(devices), Console(quiet=True).print if quiet else stderr.print
+    planned.store()
+    if any(read_status(run).status == "submitted" for run in planned.runs):
+        # If a Slurm job no longer exists, mark its run as stopped, so that this machine trains it.
+        slurm.reconcile(planned)
+    for note in prepare_texts(planned):
+        say(note)
+    return launch(planned, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
+
+
+def prepare_texts(planned: Sweep) -> list[str]:
+    """Prepare each text once, in advance, so that runs with the same text do not wait.
+
+    Returns:
+        Warnings about repeated text and unusual warmups.
+    """
+    configs = [row.config for row in planned.rows.values()]
+    notes: dict[str | None, None] = {}
+    for data in {config.data: None for config in configs}:
+        most_steps = max(config.train.steps for config in configs if config.data == data)
+        notes[prepare(data).batches(data, 0).describe_repetition(most_steps)] = None
+    notes |= dict.fromkeys(config.describe_warmup() for config in configs)
+    return [note for note in notes if note]
+
+
+class Report:
+    """The results of a sweep, or of runs that were trained separately.
+
+    In a notebook, a report is displayed as a table. Each row is compared with the first row.
+    """
+
+    def __init__(self, results: Results) -> None:
+        """Wrap collected results."""
+        self.results = results
+
+    def __str__(self) -> str:
+        table = tables.to_markdown(make_table(self.results, SUMMARY), align=True)
+        return "\n".join([table, "", *list_footnotes(self.results)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(make_table(self.results, SUMMARY))
+
+    def to_pandas(self, *, per_run: bool = False) -> "pd.DataFrame":
+        """Return the unrounded differences from the first row, with intervals and p-values.
+
+        If `per_run` is true, return the unrounded scores of every run instead. This method needs
+        pandas.
+        """
+        import pandas as pd
+
+        table = (make_run_table if per_run else list_comparisons)(self.results)
+        return pd.read_csv(io.StringIO(tables.to_csv(table)), na_values=[tables.MISSING, ""])
+
+    def save(self) -> Path:
+        """Write the report's tables, figures, and page, and return their folder.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        return write_report(self.results)
+
+
+def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Report:
+    """Compare the rows of a sweep, or separately trained runs, with each other and the paper.
+
+    Args:
+        paths: a sweep's folder, or the folders of runs. Runs that differ only in their seed form
+            one row.
+        out: the folder of a report on runs. `Report.save` writes a sweep's report to its folder.
+
+    Raises:
+        UsageError: no run has finished, the runs cannot be compared, or `out` is missing for runs.
+    """
+    folders = [Path(x) for x in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not folders:
+        raise UsageError("report needs a sweep's folder, or the folders of runs")
+    if (folders[0] / "run.json").exists() or len(folders) > 1:
+        if out is None:
+            raise UsageError("a report of runs needs a folder: ", Setting("out", "FOLDER"))
+        planned = collect_runs(folders, Path(out))
+        statuses = read_adhoc_statuses(planned)
+        command = shell_command("report", *folders, "--out", out)
+    elif out is not None:
+        raise UsageError("a sweep's report is written to the sweep's folder: omit the other one")
+    else:
+        planned = Sweep.open(folders[0])
+        statuses = [read_status(run) for run in planned.runs]
+        command = shell_command("report", planned.path)
+    return Report(collect_results(planned, statuses, command))
