@@ -105,7 +105,7 @@ def test_getting_started_lists_every_command_in_the_order_of_the_help() -> None:
 
 
 def test_the_attention_figure_in_the_readme_shows_what_the_text_says() -> None:
-    """All four heads attend mostly to *five* when the model predicts *fünf*."""
+    """To predict *tausendfünf*, one head attends to *thousand*, and the others to *five*."""
     figure = (ROOT / "docs" / "figures" / "cross.svg").read_text("utf-8")
     words = re.findall(r"<text[^>]*>([^<]*)</text>", figure)
     targets = words[words.index("predicted token") + 1 : words.index("source token")]
@@ -113,12 +113,14 @@ def test_the_attention_figure_in_the_readme_shows_what_the_text_says() -> None:
     heads = re.findall(r'<g id="LineCollection_\d+">(.*?)</g>', figure, re.DOTALL)
     assert len(heads) == 4
     line = re.compile(r'"M \S+ (\S+) \nL \S+ (\S+) .*?stroke-opacity: ([\d.]+)', re.DOTALL)
+    attended: list[str] = []
     for head in heads:
         lines = [tuple(map(float, numbers)) for numbers in line.findall(head)]
         rows = sorted({start for start, _, _ in lines})
         assert len(rows) == len(targets)
         height, first = rows[1] - rows[0], rows[0]
-        of_row = [x for x in lines if x[0] == rows[targets.index("fünf")]]
+        of_row = [x for x in lines if x[0] == rows[targets.index("tausendfünf")]]
         _, end, weight = max(of_row, key=lambda x: x[2])
-        assert sources[round((end - first) / height)] == "▁five"
-        assert weight > 0.9
+        attended.append(sources[round((end - first) / height)])
+        assert weight > 0.5
+    assert sorted(attended) == ["▁five", "▁five", "▁five", "▁thousand"]
