@@ -48,18 +48,13 @@ def find_suggestions(
     candidates.append([(Setting("train.gradient_accumulation_steps", count),) for count in counts])
     if num_devices > 1 and config.train.parallelism != "fsdp":
         candidates.append([(Setting("train.parallelism", "fsdp"),)])
-    suggestions = [
-        suggestion for x in candidates if (suggestion := _first_fit(config, bucket, x, compiler))
-    ]
+    found = [_first_fit(config, bucket, options, compiler) for options in candidates]
+    suggestions = list(filter(None, found))
     # If no single option is enough, combine the last (strongest) value of each option.
     strongest = [options[-1] for options in candidates if options]
     if not suggestions and len(strongest) > 1:
         combined = tuple(itertools.chain.from_iterable(strongest))
-        suggestions = [
-            suggestion
-            for suggestion in [_first_fit(config, bucket, [combined], compiler)]
-            if suggestion
-        ]
+        suggestions = list(filter(None, [_first_fit(config, bucket, [combined], compiler)]))
     return suggestions
 
 
