@@ -1,7 +1,7 @@
 """Compile training steps for a TPU and a GPU that are not present, and test the compiled programs.
 
 The TPU tests need libtpu (`pip install --group tpu-compile`), and the GPU tests need JAX's CUDA
-plugin (`pip install '.[cuda]'`).
+plugin (`pip install 'jax[cuda13]'`).
 """
 
 import json

@@ -215,7 +215,7 @@ def test_a_job_that_finishes_while_slurm_is_asked_stays_finished(
         (["silent"], "Slurm does not respond: slurm_load_jobs error: no controller", 69),
         (["sbatch"], "no sbatch on PATH: run this command on a Slurm machine", 69),
         (["squeue"], "no squeue on PATH", 69),
-        (["submitit"], "the Slurm launcher needs submitit: pip install '.[slurm]'", 2),
+        (["submitit"], "the Slurm launcher needs submitit: pip install submitit", 2),
     ],
 )
 def test_a_mistake_is_reported_in_one_line_and_submits_nothing(

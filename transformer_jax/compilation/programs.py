@@ -17,6 +17,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
 from transformer_jax.errors import Setting, UsageError, is_out_of_memory
 from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.optional import install_command
 from transformer_jax.training.flops import flops_of_lengths
 from transformer_jax.training.sharding import SHARDINGS, DataParallel
 from transformer_jax.training.step import TrainState, TrainStep, init_state
@@ -83,8 +84,8 @@ def _report_missing_cudnn() -> Iterator[None]:
     except RuntimeError as error:
         if NO_CUDNN not in str(error):
             raise
-        advice = "JAX cannot find cuDNN: pip install '.[cuda]', or use "
-        raise UsageError(advice, FULL_ATTENTION) from error
+        advice = install_command("JAX's CUDA plugin")
+        raise UsageError(f"JAX cannot find cuDNN: {advice}, or use ", FULL_ATTENTION) from error
 
 
 @_report_missing_cudnn()

@@ -8,6 +8,7 @@ from jax.experimental import topologies
 
 from transformer_jax.compilation.targets import Target
 from transformer_jax.errors import UsageError
+from transformer_jax.optional import missing_library
 
 CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
@@ -40,9 +41,9 @@ def make_devices(target: Target) -> list[jax.Device]:
 def check_installed(target: Target) -> None:
     """If the target's compiler is missing, raise a UsageError with the command to install it."""
     if target.is_tpu and not _is_installed("libtpu"):
-        raise UsageError("compiling for TPUs needs libtpu: pip install '.[tpu]'")
+        raise missing_library("libtpu", "compiling for TPUs")
     if not target.is_tpu and not any(map(_is_installed, CUDA_PLUGINS)):
-        raise UsageError("compiling for GPUs needs JAX's CUDA plugin: pip install '.[cuda]'")
+        raise missing_library("JAX's CUDA plugin", "compiling for GPUs")
 
 
 def _is_installed(module: str) -> bool:

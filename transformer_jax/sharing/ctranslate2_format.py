@@ -21,9 +21,9 @@ from transformer_jax.files import new_folder
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model import inspect
 from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.optional import import_optional
 from transformer_jax.sharing.expressible import check_ctranslate2
 from transformer_jax.sharing.marian_format import write_tokenizers
-from transformer_jax.sharing.optional import import_optional
 from transformer_jax.special_tokens import PAD
 
 Quantization = Literal["float32", "bfloat16", "int8"]

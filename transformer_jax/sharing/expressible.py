@@ -6,7 +6,7 @@ from typing import Literal
 
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import UsageError
-from transformer_jax.sharing.optional import require_library
+from transformer_jax.optional import require_library
 
 Format = Literal["ctranslate2", "marian", "safetensors"]
 

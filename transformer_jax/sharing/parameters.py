@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.model.encoder_decoder import Params
-from transformer_jax.sharing.optional import import_optional
+from transformer_jax.optional import import_optional
 
 Arrays = dict[str, np.ndarray]
 """Arrays, keyed by flat parameter name."""
@@ -131,7 +131,7 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
             other than arrays, an array is missing or unknown, or an array has an unexpected shape
             or type.
     """
-    torch = import_optional("torch", "'torch>=2.10'")
+    torch = import_optional("torch")
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if version < MIN_TORCH:
         raise UsageError(f"{path} needs torch 2.10 or later, and this is {torch.__version__}")

@@ -16,8 +16,8 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
+from transformer_jax.optional import require_library
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.sharing.optional import require_library
 from transformer_jax.sharing.packaging import build_package
 from transformer_jax.sharing.parameters import (
     flatten_params,

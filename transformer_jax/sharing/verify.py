@@ -21,7 +21,7 @@ from transformer_jax.data.corpora import CORPORA
 from transformer_jax.errors import TransformerJaxError
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.inference.translate import Translator
-from transformer_jax.sharing.optional import import_optional
+from transformer_jax.optional import import_optional
 from transformer_jax.special_tokens import EOS, UNKNOWN
 
 NUM_SENTENCES = 20
@@ -218,8 +218,8 @@ class MarianSystem:
 
     def __init__(self, folder: Path) -> None:
         """Load the model; raise a UsageError if PyTorch or the transformers library is missing."""
-        self._torch = import_optional("torch", "torch")
-        transformers = import_optional("transformers", "'transformers>=5'")
+        self._torch = import_optional("torch")
+        transformers = import_optional("transformers")
         transformers.utils.logging.disable_progress_bar()
         self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
         self._model = transformers.MarianMTModel.from_pretrained(folder).eval()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from transformer_jax.config.loading import import_inherited
 from transformer_jax.errors import ConnectionFailedError, RunInterrupted, StorageError, UsageError
+from transformer_jax.optional import import_optional
 from transformer_jax.sweeps.launch import start_worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.resources import Resources
@@ -147,10 +148,7 @@ def _measure_progress(run: SweepRun) -> tuple[int, int]:
 
 def check_available() -> None:
     """Raise an error if submitit is not installed or Slurm does not respond."""
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        raise UsageError("the Slurm launcher needs submitit: pip install '.[slurm]'") from None
+    import_optional("submitit", "the Slurm launcher")
     for name in ("sbatch", "srun"):
         _find_program(name)
     list_jobs()

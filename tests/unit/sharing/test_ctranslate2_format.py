@@ -122,5 +122,5 @@ def test_a_missing_library_is_one_line(
     monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
     assert main(["export", str(run.folder.path), "--out", str(tmp_path / "model")]) == 2
     error = capsys.readouterr().err
-    assert error == "transformer-jax: this feature needs ctranslate2: pip install '.[interop]'\n"
+    assert error == "transformer-jax: this feature needs ctranslate2: pip install ctranslate2\n"
     assert not (tmp_path / "model").exists()

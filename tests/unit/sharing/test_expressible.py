@@ -73,7 +73,7 @@ def test_a_missing_library_is_reported_before_the_run_is_loaded(
     arguments = ["--format", name, "--out", str(tmp_path / "model")]
     assert main(["export", str(small_run.path), *arguments]) == 2
     error = capsys.readouterr().err
-    assert error == f"transformer-jax: this feature needs {library}: pip install '.[interop]'\n"
+    assert error == f"transformer-jax: this feature needs {library}: pip install {library}\n"
 
 
 def test_a_folder_that_is_not_a_run_is_reported_before_it_is_loaded(

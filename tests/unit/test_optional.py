@@ -1,10 +1,13 @@
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pages import ROOT
 
 from transformer_jax.errors import UsageError
-from transformer_jax.sharing.optional import import_optional, require_library
+from transformer_jax.optional import import_optional, install_command, require_library
 
 
 @pytest.fixture
@@ -18,15 +21,24 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_missing_library_names_the_command_to_install_it(
     find: Callable[[str], object],
 ) -> None:
-    with pytest.raises(
-        UsageError, match=r"^this feature needs absent: pip install '\.\[interop\]'$"
-    ):
+    with pytest.raises(UsageError, match=r"^this feature needs absent: pip install absent$"):
         find("absent")
 
 
-def test_the_command_can_install_another_package() -> None:
-    with pytest.raises(UsageError, match=r"^this feature needs absent: pip install 'absent>=2'$"):
-        import_optional("absent", "'absent>=2'")
+def test_commands_install_what_the_extras_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    installed = {re.split("[>=]", x)[0] for extra in extras.values() for x in extra}
+    libraries = ("ctranslate2", "safetensors", "submitit", "libtpu", "JAX's CUDA plugin")
+    for library in libraries:
+        assert install_command(library).removeprefix("pip install ").strip("'") in installed
+
+
+def test_no_message_names_an_extra_of_the_clone() -> None:
+    """Outside the clone, pip rejects `.[EXTRA]`."""
+    for path in (ROOT / "transformer_jax").rglob("*.py"):
+        found = re.findall(r"pip install '?\.\[", path.read_text("utf-8"))
+        assert not found, path
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Import optional libraries only when they are needed, because this package works without them."""
+
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+
+from transformer_jax.errors import UsageError, summarize_error
+
+# What `pip install` needs for each library. For other libraries, it needs the library's name. These
+# requirements work in every folder, whereas `.[EXTRA]` works only in a clone of the repository.
+REQUIREMENTS = {
+    "JAX's CUDA plugin": "'jax[cuda13]'",
+    "libtpu": "'jax[tpu]'",
+    "torch": "'torch>=2.10'",
+    "transformers": "'transformers>=5'",
+}
+
+
+def install_command(library: str) -> str:
+    """Return the command that installs an optional library."""
+    return f"pip install {REQUIREMENTS.get(library, library)}"
+
+
+def missing_library(library: str, feature: str = "this feature") -> UsageError:
+    """Return the error for a feature whose library is not installed."""
+    return UsageError(f"{feature} needs {library}: {install_command(library)}")
+
+
+def require_library(library: str) -> None:
+    """Raise the same error as `import_optional` if a library is missing.
+
+    This function does not import the library.
+    """
+    if find_spec(library) is None:
+        raise missing_library(library)
+
+
+def import_optional(name: str, feature: str = "this feature") -> ModuleType:
+    """Import a module; if it is missing, raise a UsageError with the command that installs it.
+
+    If the library is installed but broken, the UsageError gives the reason.
+    """
+    library = name.split(".")[0]
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        # The missing module may be a dependency of the library.
+        if isinstance(error, ModuleNotFoundError) and error.name in (library, name):
+            raise missing_library(library, feature) from error
+        raise UsageError(
+            f"{library} is installed, but it cannot be imported: {summarize_error(error)}"
+        ) from error
