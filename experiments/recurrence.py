@@ -36,7 +36,7 @@ from transformer_jax.reports.seed_statistics import format_mean
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import read_status
-from transformer_jax.visualization.curves import Curve, average_runs, draw_curve
+from transformer_jax.visualization.plots import Curve, average_runs, draw_curve
 from transformer_jax.visualization.style import GRID, Picture, add_legend
 
 # Few captions in Multi30k have more source tokens than this limit, so they form one bucket.

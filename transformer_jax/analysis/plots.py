@@ -25,8 +25,7 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
 from transformer_jax.model.positions import sinusoid
 from transformer_jax.training.optimizer import learning_rate_schedule
-from transformer_jax.visualization.curves import Curve, draw_losses, draw_schedules
-from transformer_jax.visualization.positions import draw_positions
+from transformer_jax.visualization.plots import Curve, draw_losses, draw_positions, draw_schedules
 from transformer_jax.visualization.style import Picture
 
 NUM_POSITIONS = 128

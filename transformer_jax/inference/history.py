@@ -15,7 +15,7 @@ from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from transformer_jax.visualization.curves import Curve
+    from transformer_jax.visualization.plots import Curve
     from transformer_jax.visualization.style import Picture
 
 # The metrics that a plot shows by default.
@@ -56,7 +56,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
         UsageError: a name does not match any run's metrics, or there are no metrics.
     """
     # Import matplotlib only for plots, because most users of this module need only the numbers.
-    from transformer_jax.visualization.curves import draw_curves
+    from transformer_jax.visualization.plots import draw_curves
 
     tables = [table for tables in groups.values() for table in tables]
     available = sorted({name for table in tables for name in metric_names(table)})
@@ -71,7 +71,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
 
 
 def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "list[Curve]":
-    from transformer_jax.visualization.curves import average_runs
+    from transformer_jax.visualization.plots import average_runs
 
     curves: list[Curve] = []
     for label, tables in groups.items():

@@ -17,8 +17,7 @@ from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
-from transformer_jax.inference.greedy_search import greedy_search
-from transformer_jax.inference.search import NEG_INF, Translations, beam_search
+from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 

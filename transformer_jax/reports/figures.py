@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from transformer_jax.reports.results import Results, RowResult
 from transformer_jax.runs.metrics_file import is_number, read_metrics
-from transformer_jax.visualization.curves import Curve, average_runs, draw_curve, use_log_axis
+from transformer_jax.visualization.plots import Curve, average_runs, draw_curve, use_log_axis
 from transformer_jax.visualization.style import PALETTE, Picture
 from transformer_jax.visualization.text import printable_label, truncate
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from oracles import Floats, examples, floats, softmax
 
 from transformer_jax.config import DecodeConfig
-from transformer_jax.inference.greedy_search import greedy_search
 from transformer_jax.inference.search import (
     END_RULES,
     NEG_INF,
     PENALTIES,
     Translations,
     beam_search,
+    greedy_search,
 )
 
 BOS, EOS = 1, 2

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.visualization.curves import average_runs, draw_curves
+from transformer_jax.visualization.plots import average_runs, draw_curves
 from transformer_jax.visualization.style import PALETTE, Picture, line_style
 
 HOSTILE = "<script>$x$ & \"'"
