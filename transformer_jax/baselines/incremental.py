@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from transformer_jax.model.encoder_decoder import (
     EncoderDecoder,
     EncoderOutput,
     Intermediates,
-    Params,
 )
 from transformer_jax.model.masks import source_mask
 
@@ -27,6 +27,13 @@ Carry = PyTree[Shaped[Array, "B J ..."]]
 PreparedSource = PyTree[Shaped[Array, "B ..."]]
 """The source data that the decoder reads at every target position. All hypotheses for a sentence
 share the same source data."""
+
+
+class DecodingState(NamedTuple):
+    """The arrays that are carried from one decoding step to the next."""
+
+    carry: Carry
+    source: PreparedSource
 
 
 class IncrementalModel(EncoderDecoder):
@@ -54,61 +61,43 @@ class IncrementalModel(EncoderDecoder):
         """Stack the attention weights that `decode` recorded."""
         raise NotImplementedError
 
+    def init_decoding(
+        self,
+        source: Int[Array, "B S"],
+        *,
+        num_hypotheses: int,
+        max_length: int,  # noqa: ARG002 - the carry does not grow with the length.
+    ) -> DecodingState:
+        """Encode the source, and return the state before the first token."""
+        memory = self.encode(source)
+        carry = self.initial_carry(memory, num_hypotheses)
+        return DecodingState(carry, self.prepare(memory, source_mask(source)))
 
-class DecodingState(NamedTuple):
-    """The arrays that are carried from one decoding step to the next."""
+    def decode_step(
+        self,
+        tokens: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
+    ) -> tuple[Float[Array, "B J N"], DecodingState]:
+        """Return the logits that `decode` would return at `position`, and the new state."""
+        # A hypothesis might have moved to another slot since the model read its previous token, but
+        # its carry is still in the old slot. Before the first token, all hypotheses for a sentence
+        # have the same carry.
+        parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
 
-    carry: Carry
-    source: PreparedSource
+        def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:
+            index = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+            return jnp.take_along_axis(x, index, axis=1)
 
+        carry = jax.tree.map(move, state.carry)
+        logits, carry = self.decode_position(tokens, position, carry, state.source)
+        return logits, state._replace(carry=carry)
 
-def init_decoding(
-    model: IncrementalModel,
-    params: Params,
-    source: Int[Array, "B S"],
-    *,
-    num_hypotheses: int,
-    max_length: int,  # noqa: ARG001 - the carry does not grow with the length.
-) -> DecodingState:
-    """Encode the source, and return the state before the first token."""
-    bound = model.bind({"params": params})
-    memory = bound.encode(source)
-    carry = bound.initial_carry(memory, num_hypotheses)
-    return DecodingState(carry, bound.prepare(memory, source_mask(source)))
-
-
-def decode_step(
-    model: IncrementalModel,
-    params: Params,
-    tokens: Int[Array, "B J"],
-    position: Int[Array, ""],
-    ancestors: Int[Array, "B J L"],
-    state: DecodingState,
-) -> tuple[Float[Array, "B J N"], DecodingState]:
-    """Return the logits that `decode` would return at `position`, counted from 0.
-
-    The arguments are the same as those of `model.decoding.decode_step`.
-    """
-    # A hypothesis might have moved to another slot since the model read its previous token, but its
-    # carry is still in the old slot. Before the first token, all hypotheses for a sentence have the
-    # same carry.
-    parents = ancestors[:, :, jnp.maximum(position - 1, 0)]
-
-    def move(x: Shaped[Array, "B J ..."]) -> Shaped[Array, "B J ..."]:
-        index = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
-        return jnp.take_along_axis(x, index, axis=1)
-
-    bound = model.bind({"params": params})
-    carry = jax.tree.map(move, state.carry)
-    logits, carry = bound.decode_position(tokens, position, carry, state.source)
-    return logits, state._replace(carry=carry)
-
-
-def attention_weights(
-    model: IncrementalModel, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
-) -> dict[str, Float[Array, "layers B 1 T S"]]:
-    """Return a forward pass's "cross" attention weights, or {} if the model has no attention."""
-    if model.config.attention_score == "none":
-        return {}
-    _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
-    return {"cross": model.cross_weights(variables["intermediates"])}
+    @nn.nowrap
+    def stack_weights(
+        self, intermediates: Intermediates
+    ) -> dict[str, Float[Array, "layers B 1 T S"]]:
+        """Return the "cross" attention weights, or {} if the model has no attention."""
+        has_attention = self.config.attention_score != "none"
+        return {"cross": self.cross_weights(intermediates)} if has_attention else {}

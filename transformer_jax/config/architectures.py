@@ -7,6 +7,7 @@ from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
 
 TRANSFORMER = ("transformer",)
 LAYERED = ("transformer", "conv")
+OWN = ("transformer", "rnn", "conv")
 
 USED_BY: dict[str, tuple[str, ...]] = {
     "d_ff": TRANSFORMER,
@@ -36,12 +37,13 @@ USED_BY: dict[str, tuple[str, ...]] = {
     "rnn_input_feeding": ("rnn",),
     "conv_kernel_width": ("conv",),
 }
-"""The architectures that use each field. All architectures use the fields that are not listed."""
+"""The architectures of this package that use each field. They all use the fields that are not
+listed, and an architecture from outside the package can use every field."""
 
 
 def uses(model: ModelConfig, field: str) -> bool:
     """Return whether the model's architecture uses a field."""
-    return model.architecture in USED_BY.get(field, (model.architecture,))
+    return model.architecture in USED_BY.get(field, OWN) or model.architecture not in OWN
 
 
 def unused_defaults(architecture: str) -> dict[str, object]:
@@ -50,8 +52,8 @@ def unused_defaults(architecture: str) -> dict[str, object]:
     When you change a config's architecture, reset the fields that the new architecture does not
     use.
     """
-    defaults = ModelConfig()
-    return {k: getattr(defaults, k) for k, users in USED_BY.items() if architecture not in users}
+    unused = [field for field, users in USED_BY.items() if architecture not in users]
+    return {field: getattr(ModelConfig(), field) for field in unused if architecture in OWN}
 
 
 def check_architecture(model: ModelConfig) -> None:

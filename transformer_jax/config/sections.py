@@ -217,6 +217,11 @@ class ModelConfig(ConfigSection):
         return self.num_layers, self.num_decoder_layers or self.num_layers
 
     @property
+    def has_fused_attention(self) -> bool:
+        """Whether attention computes the same as `full`, but without storing all weights."""
+        return self.attention_implementation in ("blockwise", "cudnn")
+
+    @property
     def decoder_start_id(self) -> int:
         """The ID of the first token that the decoder reads."""
         return {"bos": BOS, "padding": PAD}[self.decoder_start]

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from transformer_jax.baselines.build import attention_weights
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
 from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.model.inspect import attention_weights
 from transformer_jax.visualization.attention_html import AttentionPage, render_page
 from transformer_jax.visualization.attention_maps import AttentionMap
 from transformer_jax.visualization.attention_views import Selection
@@ -136,8 +136,6 @@ def compute_attention(
         DataError: a sentence is blank or too long for the model.
         UsageError: the model does not attend to the source, or the weights are not finite.
     """
-    if translator.model.config.attention_score == "none":
-        raise UsageError("this model does not attend to the source (model.attention_score none)")
     [source_ids] = translator.encode([source], truncate=truncate)
     if not source_ids:
         raise DataError("the source sentence is blank: attention needs at least one token")
@@ -172,6 +170,8 @@ def _compute_weights(
         )
     ]
     weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
+    if "cross" not in weights:
+        raise UsageError("this model does not attend to the source")
     lengths = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2}
     lengths["cross"] = (len(target), len(source))
     return {

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
@@ -59,8 +58,10 @@ def translate_batch(
     not check the limits or the token IDs; `Translator` keeps them in range.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
-    state = init_decoding(model, params, source, num_hypotheses=beam_size, max_length=max_length)
-    step = functools.partial(decode_step, model, params)
+    apply: Any = functools.partial(model.apply, {"params": params})
+    sizes = {"num_hypotheses": beam_size, "max_length": max_length}
+    state = apply(source, **sizes, method="init_decoding")
+    step = functools.partial(apply, method="decode_step")
     start = model.config.decoder_start_id
     shared: dict[str, Any] = {
         "max_length": max_length,

@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, Positions
-from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.layers import DecoderLayer
-from transformer_jax.model.masks import source_mask
-from transformer_jax.model.transformer import Transformer
 
 
 class KeyValueCache(NamedTuple):
@@ -64,49 +62,15 @@ class CacheView(NamedTuple):
         return cls(position * num_hypotheses, mask, Positions(queries, keys))
 
 
-def init_decoding(
-    model: Transformer,
-    params: Params,
-    source: Int[Array, "B S"],
-    *,
-    num_hypotheses: int,
-    max_length: int,
-) -> DecodingState:
-    """Encode the source and allocate caches for `max_length` tokens per hypothesis."""
-    c, bound = model.config, model.bind({"params": params})
-    memory = bound.encode(source)
-    num_sentences, num_entries = len(source), max_length * num_hypotheses
-    empty = KeyValueCache(
+def empty_cache(
+    config: ModelConfig, num_sentences: int, num_hypotheses: int, max_length: int
+) -> KeyValueCache:
+    """Return a layer's cache with room for `max_length` tokens per hypothesis."""
+    c, num_entries = config, max_length * num_hypotheses
+    return KeyValueCache(
         keys=jnp.zeros((num_sentences, c.num_heads, c.d_k, num_entries), c.dtype),
         values=jnp.zeros((num_sentences, c.num_heads, num_entries, c.d_v), c.dtype),
     )
-    memories = [to_cache_layout(layer.cross_attention, memory) for layer in bound.decoder]
-    return DecodingState([empty] * len(memories), memories, source_mask(source))
-
-
-def decode_step(
-    model: Transformer,
-    params: Params,
-    tokens: Int[Array, "B J"],
-    position: Int[Array, ""],
-    ancestors: Int[Array, "B J L"],
-    state: DecodingState,
-) -> tuple[Float[Array, "B J N"], DecodingState]:
-    """Return the logits that `Transformer.decode` would return at `position`, counted from 0.
-
-    `tokens` contains the latest token of each hypothesis, and `ancestors` already includes the
-    current position.
-    """
-    bound = model.bind({"params": params})
-    # `AddPositions` expects one position per column, so turn each hypothesis into a row with T = 1.
-    x = bound.embedding.embed(tokens.reshape(-1, 1))
-    x = bound.target_positions(x, position[None]).reshape(*tokens.shape, -1)
-    view = CacheView.at(position, ancestors)
-    caches = []
-    for layer, cache, memory in zip(bound.decoder, state.caches, state.memories, strict=True):
-        x, cache = decode_layer(layer, x, view, cache, memory, state.memory_mask)
-        caches.append(cache)
-    return bound.to_logits(x), state._replace(caches=caches)
 
 
 def decode_layer(

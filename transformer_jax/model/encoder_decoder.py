@@ -1,7 +1,8 @@
 """The structure of all models: an encoder, a decoder, and shared embeddings (section 3).
 
-Shapes: B batch, S source positions, T target positions, N vocab_size. Tokens are integers. Padding
-is 0 and occurs only after the end of a sentence.
+Shapes: B batch, S source positions, T target positions, N vocab_size, J hypotheses per sentence, L
+maximum translation length, H heads. Tokens are integers. Padding is 0 and occurs only after the end
+of a sentence.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ Intermediates = Mapping[str, Any]
 """Values that modules recorded with `sow`, keyed by module and nested as in Flax."""
 EncoderOutput = PyTree
 """The memory: a PyTree of arrays that the model's decoder reads."""
+DecodingState = PyTree
+"""The arrays that are carried from one decoding step to the next."""
 
 
 def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"]:
@@ -33,9 +36,9 @@ def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"
 class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, which a decoder reads.
 
-    The subclasses, which define `encode` and `decode`, are `Transformer` and the recurrent and
-    convolutional models in `baselines`. Training and search treat all subclasses in the same
-    way.
+    The subclasses are `Transformer`, the recurrent and convolutional models in `baselines`, and
+    models that are registered under a new `model.architecture`. Training needs `encode` and
+    `decode`, and search also needs `init_decoding` and `decode_step`.
     """
 
     config: ModelConfig
@@ -82,6 +85,38 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(source, train=train)
         decoder_input = shift_right(target, self.config.decoder_start_id)
         return self.decode(decoder_input, memory, source_mask(source), train=train)
+
+    def init_decoding(
+        self, source: Int[Array, "B S"], *, num_hypotheses: int, max_length: int
+    ) -> DecodingState:
+        """Encode the source, and return the state before the first of `max_length` tokens."""
+        raise NotImplementedError
+
+    def decode_step(
+        self,
+        tokens: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
+    ) -> tuple[Float[Array, "B J N"], DecodingState]:
+        """Return the logits that `decode` would return at `position` (from 0), and the new state.
+
+        `tokens` contains the latest token of each hypothesis. For the hypothesis that is now in
+        slot j, ancestors[b, j, l] is the slot that read token l. The ancestors already include the
+        current position.
+        """
+        raise NotImplementedError
+
+    @nn.nowrap
+    def stack_weights(
+        self,
+        intermediates: Intermediates,  # noqa: ARG002 - a model without attention has no weights.
+    ) -> dict[str, Float[Array, "layers B H _ _"]]:
+        """Stack the attention weights that a forward pass recorded, keyed by attention kind.
+
+        The kinds are "encoder", "decoder", and "cross"; a model might have only some of them.
+        """
+        return {}
 
 
 def make_rng(seed: int | Int[Array, ""]) -> Array:

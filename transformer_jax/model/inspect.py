@@ -16,15 +16,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UsageError
-from transformer_jax.model.build import build_transformer
+from transformer_jax.model.build import choose_components
 from transformer_jax.model.encoder_decoder import (
     EncoderDecoder,
-    Intermediates,
     Params,
     init_params,
     make_rng,
 )
-from transformer_jax.model.head_mask import KINDS, MODULES
 from transformer_jax.model.transformer import Transformer
 
 
@@ -100,8 +98,9 @@ def position_table(
     zeros = jnp.zeros((1, num_positions, model.config.d_model))
 
     def add(module: Any) -> Float[Array, "1 num_positions d_model"]:
-        positions = module.source_positions if stack == "encoder" else module.target_positions
-        return positions(zeros, jnp.arange(num_positions))
+        side = "source" if stack == "encoder" else "target"
+        positions = getattr(module, f"{side}_positions", None)
+        return zeros if positions is None else positions(zeros, jnp.arange(num_positions))
 
     return jnp.asarray(model.apply({"params": params}, method=add))[0]
 
@@ -121,22 +120,17 @@ def initial_position_table(
 
 
 def attention_weights(
-    model: Transformer, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
-) -> dict[str, Float[Array, "layers B H ..."]]:
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "layers B H _ _"]]:
     """Return all attention weights from a forward pass, as in figures 3 to 5 of the paper.
 
     The weights are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T,
-    T], and "cross" [layers, B, H, T, S]. The forward pass always uses the `full` attention
-    implementation, because the others do not record the weights.
+    T], and "cross" [layers, B, H, T, S]. An architecture might have only some of them. The forward
+    pass always uses the `full` attention implementation instead of those that do not record the
+    weights.
     """
-    config = replace(model.config, attention_implementation="full")
-    full = build_transformer(config, model.vocab_size, model.source_vocab_size)
-    _, variables = full.apply({"params": params}, source, target, mutable=["intermediates"])
-    layers: Intermediates = variables["intermediates"]
-    depths = dict(zip(("encoder", "decoder"), config.layers_per_stack, strict=True))
-
-    def stack_layers(stack: str, attention: str) -> Float[Array, "layers B H ..."]:
-        names = [f"{stack}_{i}" for i in range(depths[stack])]
-        return jnp.stack([layers[name][attention]["weights"][0] for name in names])
-
-    return {kind: stack_layers(*MODULES[kind]) for kind in KINDS}
+    if isinstance(model, Transformer) and model.config.has_fused_attention:
+        config = replace(model.config, attention_implementation="full")
+        model = model.clone(config=config, components=choose_components(config))
+    _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
+    return model.stack_weights(variables.get("intermediates") or {})

@@ -1,12 +1,21 @@
 """The Transformer: a stack of encoder layers and a stack of decoder layers (section 3.1).
 
-Shapes: B batch, S source positions, T target positions, D d_model, N vocab_size.
+Shapes: B batch, S source positions, T target positions, D d_model, H heads, N vocab_size, J
+hypotheses per sentence, L maximum translation length.
 """
 
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.model.encoder_decoder import EncoderDecoder
+from transformer_jax.model.decoding import (
+    CacheView,
+    DecodingState,
+    decode_layer,
+    empty_cache,
+    to_cache_layout,
+)
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Intermediates
 from transformer_jax.model.layers import Components
 from transformer_jax.model.masks import causal_mask, source_mask
 
@@ -57,3 +66,47 @@ class Transformer(EncoderDecoder, kw_only=True):
     def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
         """Return the logits for the last decoder layer's output."""
         return self.output_embedding.logits(self.decoder_norm(x))
+
+    def init_decoding(
+        self, source: Int[Array, "B S"], *, num_hypotheses: int, max_length: int
+    ) -> DecodingState:
+        """Encode the source, and allocate a cache for `max_length` tokens per hypothesis."""
+        memory = self.encode(source)
+        empty = empty_cache(self.config, len(source), num_hypotheses, max_length)
+        memories = [to_cache_layout(layer.cross_attention, memory) for layer in self.decoder]
+        return DecodingState([empty] * len(memories), memories, source_mask(source))
+
+    def decode_step(
+        self,
+        tokens: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
+    ) -> tuple[Float[Array, "B J N"], DecodingState]:
+        """Return the logits that `decode` would return at `position`, and the new state."""
+        # `AddPositions` expects one position per column, so make each hypothesis a row with T = 1.
+        x = self.embedding.embed(tokens.reshape(-1, 1))
+        x = self.target_positions(x, position[None]).reshape(*tokens.shape, -1)
+        view = CacheView.at(position, ancestors)
+        caches = []
+        for layer, cache, memory in zip(self.decoder, state.caches, state.memories, strict=True):
+            x, cache = decode_layer(layer, x, view, cache, memory, state.memory_mask)
+            caches.append(cache)
+        return self.to_logits(x), state._replace(caches=caches)
+
+    @nn.nowrap
+    def stack_weights(
+        self, intermediates: Intermediates
+    ) -> dict[str, Float[Array, "layers B H _ _"]]:
+        """Stack the recorded attention weights, as in figures 3 to 5."""
+        encoder_depth, decoder_depth = self.config.layers_per_stack
+
+        def stack(name: str, depth: int, module: str) -> Float[Array, "layers B H _ _"]:
+            layers = (intermediates[f"{name}_{i}"] for i in range(depth))
+            return jnp.stack([layer[module]["weights"][0] for layer in layers])
+
+        return {
+            "encoder": stack("encoder", encoder_depth, "self_attention"),
+            "decoder": stack("decoder", decoder_depth, "self_attention"),
+            "cross": stack("decoder", decoder_depth, "cross_attention"),
+        }

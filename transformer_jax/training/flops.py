@@ -94,10 +94,10 @@ def plain_config(config: ModelConfig) -> ModelConfig:
 
     The config also has no attention window, and at least three positions.
     """
-    saves_time = config.attention_implementation in ("blockwise", "cudnn")
+    is_fused, attention = config.has_fused_attention, config.attention_implementation
     return replace(
         config,
-        attention_implementation="full" if saves_time else config.attention_implementation,
+        attention_implementation="full" if is_fused else attention,
         attention_window=None,
         remat=False,
         dtype="float32" if config.dtype == "float64" else config.dtype,

@@ -19,9 +19,10 @@ from oracles import (
     softmax,
 )
 
-from transformer_jax.baselines.build import attention_weights, build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.encoder_decoder import shift_right
+from transformer_jax.model.inspect import attention_weights
 from transformer_jax.special_tokens import PAD
 
 SIZE = SMALL_MODEL.d_model

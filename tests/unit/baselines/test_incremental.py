@@ -8,8 +8,8 @@ import pytest
 from models import SOURCE, make_model
 from oracles import BeamSlots, apply
 
-from transformer_jax.baselines.incremental import attention_weights, decode_step, init_decoding
 from transformer_jax.model.encoder_decoder import shift_right
+from transformer_jax.model.inspect import attention_weights
 
 HYPOTHESES, STEPS = 3, 4
 TARGETS = np.random.default_rng(0).integers(4, 13, (len(SOURCE), HYPOTHESES, STEPS))
@@ -22,14 +22,14 @@ def test_cached_logits_are_those_of_the_whole_forward_pass(architecture: str) ->
         [apply(model, params, SOURCE, jnp.asarray(TARGETS[:, j])) for j in range(HYPOTHESES)], 1
     )
     slots = BeamSlots(len(SOURCE), HYPOTHESES, STEPS)
-    sizes = {"num_hypotheses": HYPOTHESES, "max_length": STEPS}
-    state: Any = init_decoding(model, params, SOURCE, **sizes)
+    bound: Any = model.bind({"params": params})
+    state = bound.init_decoding(SOURCE, num_hypotheses=HYPOTHESES, max_length=STEPS)
     inputs = np.stack([shift_right(jnp.asarray(TARGETS[:, j])) for j in range(HYPOTHESES)], 1)
     for step in range(STEPS):
         tokens = slots.scatter(step, inputs[:, :, step])
         # The search knows the slots of the earlier tokens only.
         ancestors = slots.ancestors(step).at[:, :, step:].set(0)
-        logits, state = decode_step(model, params, tokens, jnp.int32(step), ancestors, state)
+        logits, state = bound.decode_step(tokens, jnp.int32(step), ancestors, state)
         actual = slots.gather(step, logits)
         np.testing.assert_allclose(actual, expected[:, :, step], atol=1e-5)
 

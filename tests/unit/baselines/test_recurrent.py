@@ -11,8 +11,9 @@ import pytest
 from models import SOURCE, TARGET, VOCABULARY
 from oracles import SMALL_MODEL, Floats, Params, apply, drawn_params, floats, sigmoid, softmax
 
-from transformer_jax.baselines.build import attention_weights, build_model
+from transformer_jax.baselines.build import build_model
 from transformer_jax.model.encoder_decoder import EncoderDecoder, shift_right
+from transformer_jax.model.inspect import attention_weights
 from transformer_jax.special_tokens import PAD
 
 SIZE = SMALL_MODEL.d_model

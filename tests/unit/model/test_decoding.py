@@ -22,7 +22,6 @@ from models import (
 )
 from oracles import SMALL_MODEL, BeamSlots, apply, drawn_params, floats, normal
 
-from transformer_jax.baselines.build import decode_step, init_decoding
 from transformer_jax.inference.search import Translations, beam_search
 from transformer_jax.model.decoding import (
     CacheView,
@@ -45,7 +44,17 @@ ALL_VARIANTS = [
     *VARIANTS,
 ]
 
-start = jax.jit(init_decoding, static_argnums=0, static_argnames=("num_hypotheses", "max_length"))
+
+def init_decoding(model: EncoderDecoder, params: Any, source: Array) -> Any:
+    sizes = {"num_hypotheses": HYPOTHESES, "max_length": ROOM}
+    return model.apply({"params": params}, source, **sizes, method="init_decoding")
+
+
+def decode_step(model: EncoderDecoder, params: Any, *arguments: Any) -> Any:
+    return model.apply({"params": params}, *arguments, method="decode_step")
+
+
+start = jax.jit(init_decoding, static_argnums=0)
 step = jax.jit(decode_step, static_argnums=0)
 
 
@@ -57,7 +66,7 @@ def test_decode_steps_give_the_logits_of_the_whole_forward_pass(changes: dict[st
     expected = apply(model, params, jnp.repeat(SOURCE, HYPOTHESES, axis=0), flat)
     expected = floats(expected).reshape(*targets.shape, VOCABULARY)
 
-    state = start(model, params, SOURCE, num_hypotheses=HYPOTHESES, max_length=ROOM)
+    state = start(model, params, SOURCE)
     decoder_input = shift_right(flat, model.config.decoder_start_id).reshape(targets.shape)
     slots = BeamSlots(len(SOURCE), HYPOTHESES, ROOM)
     tolerance = 0.3 if model.config.dtype == "bfloat16" else 1e-4
@@ -83,7 +92,7 @@ def search(model: EncoderDecoder, has_cache: bool, params: dict[str, Any]) -> Tr
     source = jnp.repeat(SOURCE, HYPOTHESES, axis=0)
     state: Any = TokensSoFar(jnp.zeros((len(SOURCE), HYPOTHESES, ROOM), jnp.int32))
     if has_cache:
-        state = init_decoding(model, params, SOURCE, num_hypotheses=HYPOTHESES, max_length=ROOM)
+        state = init_decoding(model, params, SOURCE)
 
     def next_logits(
         newest: Array, position: Array, ancestors: Array, state: Any
