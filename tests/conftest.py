@@ -64,6 +64,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return cores + ("not slow" not in config.option.markexpr)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let notes pass, although the other warnings are errors."""
+    config.addinivalue_line("filterwarnings", "default::transformer_jax.progress.Note")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest tests first, so that they overlap with other tests."""
     items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))

@@ -108,7 +108,7 @@ def train_folder(
     source = None if init_from is None else Path(init_from)
     # The primary process decides, because it may create the run before others look for it.
     exists = group.broadcast(resume and (path / "run.json").exists())
-    with progress_bar() as progress:
+    with progress_bar():
         if exists:
             stored = RunFolder.open(path)
             for line in stored.changed_files:
@@ -116,7 +116,7 @@ def train_folder(
             # The run may have been extended.
             steps = max(config.train.steps, stored.steps_done)
             config = config.change(train={"steps": steps})
-            folder = open_run(path, config, init_from=source, progress=progress)
+            folder = open_run(path, config, init_from=source)
         else:
             if source is not None and group.count > 1:
                 raise UsageError(
@@ -126,7 +126,7 @@ def train_folder(
                     "), and then resume the run in several processes",
                 )
             if group.is_primary:
-                create_run(config, path, notes, init_from=source, progress=progress)
+                create_run(config, path, notes, init_from=source)
             group.barrier()
             folder = RunFolder.open(path)
     # The primary process stores the new config after every process has read the old one.

@@ -7,10 +7,11 @@ import re
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.control import Control
@@ -26,6 +27,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
+from transformer_jax.progress import Note, report_to
 from transformer_jax.signals import handle_signals
 
 # Terminals interpret control characters, so a name or translation that contains them could corrupt
@@ -161,11 +163,35 @@ def _without_interrupted_imports() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _print_notes() -> Iterator[None]:
+    """Print each `Note` as one line."""
+    with warnings.catch_warnings():
+        show_other = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Note):
+                stderr.print(f"note: {message}")
+            else:
+                show_other(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        warnings.simplefilter("always", Note)
+        yield
+
+
 def run_and_report(run: Callable[[], object]) -> int:
     """Run a function and return an exit code. Print any error as a one-line message."""
     _prepare_streams()
     try:
-        with _without_interrupted_imports():
+        with _print_notes(), _without_interrupted_imports():
             run()
     except BrokenPipeError:
         # The program that reads the output has exited. Close stderr, because Python would otherwise
@@ -188,20 +214,17 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a progress callback that takes a task's name, its completed steps, and its total steps.
-
-    In a terminal, the callback updates a progress bar for each task. Otherwise, the callback prints
-    each task's name once.
-    """
+def progress_bar() -> Iterator[None]:
+    """Show progress: in a terminal, one bar for each activity; otherwise, each activity once."""
     with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def report(task: str, done: int, total: int) -> None:
-            if task not in tasks:
-                tasks[task] = bar.add_task(task)
+        def show(activity: str, done: int, total: int) -> None:
+            if activity not in tasks:
+                tasks[activity] = bar.add_task(activity)
                 if bar.disable:
-                    stderr.print(f"{task} ...")
-            bar.update(tasks[task], completed=done, total=total or None)
+                    stderr.print(f"{activity} ...")
+            bar.update(tasks[activity], completed=done, total=total or None)
 
-        yield report
+        with report_to(show):
+            yield

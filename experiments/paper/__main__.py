@@ -114,8 +114,8 @@ class Paper(PathCommand):
             write_table1,
         )
 
-        with progress_bar() as progress:
-            measurements = measure_layers(lengths, widths, timed=not self.exact, progress=progress)
+        with progress_bar():
+            measurements = measure_layers(lengths, widths, timed=not self.exact)
         print_table(summarize(measurements))
         stdout.print()
         print_table(list_details(measurements))

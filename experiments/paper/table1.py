@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from experiments.paper.layers import LAYERS
 from experiments.paper.program import analyze
-from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax import progress
 from transformer_jax.model.encoder_decoder import Params
 
 # A layer's reach is measured from the middle of a sequence of this length. The length must exceed
@@ -85,7 +85,6 @@ def measure_layers(
     widths: Sequence[int],
     *,
     timed: bool = True,
-    progress: Progress = ignore_progress,
 ) -> list[Measurement]:
     """Measure each layer type for each n in `lengths` and each d in `widths`.
 
@@ -95,7 +94,7 @@ def measure_layers(
     reaches = {name: measure_reach(LAYERS[name](d_model=PROBE_WIDTH)) for name in LAYERS}
     results: list[Measurement] = []
     for index, (name, n, d) in enumerate(cases):
-        progress(f"measuring {name}", index, len(cases))
+        progress.report(f"measuring {name}", index, len(cases))
         results.append(_measure(name, n, d, reaches[name], timed=timed))
     return results
 

@@ -29,6 +29,7 @@ from transformer_jax.training.loop import run_training
 
 TRAINER = """
     import os, signal, sys, time
+    from transformer_jax import progress
     from transformer_jax.distributed import heartbeat
     step = 0
     def train(steps, pause=0.02):
@@ -145,6 +146,12 @@ def test_a_trainer_that_does_not_react_to_signals_is_killed(tmp_path: Path, code
 def test_a_trainer_that_never_starts_is_killed(tmp_path: Path) -> None:
     error = lost_error(tmp_path, "time.sleep(1000)", phase_timeout=1.0)
     assert re.match(r"no heartbeat for \d+ s while starting after step 0: ", error)
+
+
+def test_a_report_of_progress_starts_a_phase(tmp_path: Path) -> None:
+    code = "progress.report('encoding train', 1, 2); time.sleep(1000)"
+    error = lost_error(tmp_path, code, phase_timeout=1.0)
+    assert re.match(r"no heartbeat for \d+ s while encoding train after step 0: ", error)
 
 
 def test_silence_in_a_phase_may_last_longer_than_between_steps() -> None:

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from transformer_jax.console import (
     shell_command,
 )
 from transformer_jax.errors import Setting, TransformerJaxError, UsageError
+from transformer_jax.progress import note, report
 
 
 def test_control_characters_are_escaped_and_all_other_text_is_unchanged() -> None:
@@ -152,8 +154,19 @@ def test_a_command_continues_if_the_reader_of_its_output_exits() -> None:
 def test_progress_outside_a_terminal_names_each_task_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with progress_bar() as report:
+    with progress_bar():
         for done in range(3):
             report("reading", done, 3)
         report("writing", 1, 0)
     assert capsys.readouterr().err == "reading ...\nwriting ...\n"
+
+
+def test_a_command_prints_each_note_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        for _ in range(2):
+            note("something \x1b[31m happened")
+        warnings.warn("something else", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="something else"):
+        assert run_and_report(run) == 0
+    assert capsys.readouterr().err == "note: something \\x1b[31m happened\n" * 2

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from transformer_jax.data.encode import Progress, ignore_progress
+from transformer_jax import progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -82,14 +82,12 @@ def head_importance(
     split: Split = "dev",
     num_sentences: int = NUM_SENTENCES,
     margin: float = MARGIN,
-    progress: Progress = ignore_progress,
 ) -> HeadImportance:
     """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
 
     This function first masks one head at a time. It then masks the heads cumulatively, least
     important first, until the loss exceeds the full model's loss by more than `margin` nats per
-    token. `progress` receives a description, the number of losses computed so far, and the maximum
-    number of losses that may be needed.
+    token.
 
     Raises:
         UsageError: `num_sentences` is not positive, the margin is negative or NaN, the split does
@@ -110,29 +108,27 @@ def head_importance(
     mask_heads(run.params, np.ones(shape, bool))
     tokens = [
         side._replace(offsets=side.offsets[: num_sentences + 1])
-        for side in prepare_split(run, split, progress=progress).tokens(split)
+        for side in prepare_split(run, split).tokens(split)
     ]
     batches = scoring_batches(*tokens)
     num_heads = math.prod(shape)
-    num_done, num_losses = 0, 1 + 2 * num_heads
 
     def loss_of(mask: Bool[np.ndarray, "3 L H"]) -> float:
-        nonlocal num_done
         scores = score_sentences(run.model, mask_heads(run.params, mask), batches)
-        num_done += 1
-        progress("masking heads", num_done, num_losses)
+        progress.advance(1)
         return math.fsum(x.nll for x in scores) / sum(x.target_tokens for x in scores)
 
-    whole = loss_of(np.ones(shape, bool))
-    if not math.isfinite(whole):
-        raise UsageError(
-            f"the loss of {run.folder.path} at step {run.step} is {whole}, so its heads cannot be "
-            f"compared; load another checkpoint"
-        )
-    masks = ~np.eye(num_heads, dtype=bool).reshape(num_heads, *shape)
-    masked = np.array([loss_of(mask) for mask in masks]).reshape(shape)
-    importance = HeadImportance(whole, masked, np.array([whole]), margin)
-    losses = [whole]
-    while losses[-1] <= whole + margin and len(losses) <= num_heads:
-        losses.append(loss_of(importance.mask(len(losses))))
+    with progress.task("masking heads", 1 + 2 * num_heads):
+        whole = loss_of(np.ones(shape, bool))
+        if not math.isfinite(whole):
+            raise UsageError(
+                f"the loss of {run.folder.path} at step {run.step} is {whole}, so its heads cannot "
+                f"be compared; load another checkpoint"
+            )
+        masks = ~np.eye(num_heads, dtype=bool).reshape(num_heads, *shape)
+        masked = np.array([loss_of(mask) for mask in masks]).reshape(shape)
+        importance = HeadImportance(whole, masked, np.array([whole]), margin)
+        losses = [whole]
+        while losses[-1] <= whole + margin and len(losses) <= num_heads:
+            losses.append(loss_of(importance.mask(len(losses))))
     return HeadImportance(whole, masked, np.array(losses), margin)

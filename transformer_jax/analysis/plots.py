@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.config.sections import ADDED_POSITIONS
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -85,7 +84,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
     return draw_positions(tables, offset=offset)
 
 
-def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_progress) -> Picture:
+def plot_losses(run: Run, *, split: Split = "dev") -> Picture:
     """Plot how the loss on a split depends on the target position and on the target length.
 
     Bands are 95% confidence intervals over sentences. Positions reached by fewer than 10 sentences
@@ -96,7 +95,7 @@ def plot_losses(run: Run, *, split: Split = "dev", progress: Progress = ignore_p
         UsageError: the run does not have this split, or the split has fewer than 10 sentences.
         DataError: the run's text has changed.
     """
-    prepared = prepare_split(run, split, progress=progress)
+    prepared = prepare_split(run, split)
     losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
     if len(losses) < MIN_SENTENCES:
         raise UsageError(

@@ -10,7 +10,6 @@ from typing import Any
 from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.significance import PairedTest, Result
 
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation, prepare_split
@@ -43,18 +42,14 @@ class MetricComparison:
     """The sacreBLEU signature for the metric and the test."""
 
 
-def check_comparable(
-    run: Run, baseline: Run, split: Split, progress: Progress = ignore_progress
-) -> None:
+def check_comparable(run: Run, baseline: Run, split: Split) -> None:
     """Check that two runs have the same references, without translating anything.
 
     Raises:
         UsageError: a run does not have this split.
         DataError: the references differ, or a run's text has changed.
     """
-    ours, theirs = (
-        prepare_split(one, split, progress=progress).lines(split)[1] for one in (run, baseline)
-    )
+    ours, theirs = (prepare_split(one, split).lines(split)[1] for one in (run, baseline))
     _check_same_references(ours, theirs, split)
 
 

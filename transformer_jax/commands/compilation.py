@@ -88,16 +88,16 @@ class Compile(FileCommand):
         for target in targets:
             check_attention(config, target)
         devices = {target: make_devices(target) for target in targets}
-        with progress_bar() as progress:
-            prepared = prepare_shapes(config, progress=progress) if self.prepare else None
+        with progress_bar():
+            prepared = prepare_shapes(config) if self.prepare else None
         shapes = prepared or assume_shapes(config)
         check_one = find_batch if self.fit else partial(check_shapes, only_largest=self.largest)
         for target in targets:
             for value in self.parallelism or (config.train.parallelism,):
                 changed = shapes.config.change(train={"parallelism": value})
                 arguments = (shapes._replace(config=changed), target, devices[target])
-                with progress_bar() as progress:
-                    check = check_one(*arguments, progress=progress)
+                with progress_bar():
+                    check = check_one(*arguments)
                 yield check
 
 

@@ -124,14 +124,14 @@ class Evaluate(RunCommand):
         from transformer_jax.evaluation.evaluate import evaluate
 
         split, changes, each = self.split or "test", self.decode_changes, self.per_checkpoint
-        with progress_bar() as progress:
+        with progress_bar():
             if baseline is not None and self.on is None:
-                check_comparable(run, baseline, split, progress)
+                check_comparable(run, baseline, split)
             text = self.on or split
-            evaluation = evaluate(run, text, changes, per_checkpoint=each, progress=progress)
+            evaluation = evaluate(run, text, changes, per_checkpoint=each)
             if baseline is None:
                 return evaluation, None
-            return evaluation, evaluate(baseline, text, changes, progress=progress)
+            return evaluation, evaluate(baseline, text, changes)
 
     def _check_grid_options(self) -> None:
         """Reject grid options without `--grid`, and single-search options with `--grid`."""
@@ -148,8 +148,8 @@ class Evaluate(RunCommand):
 
         grid = Grid(**self.select_given(*GRID_OPTIONS))
         split = self.split or "dev"
-        with progress_bar() as progress:
-            results = evaluate_grid(folder, split, grid, step=self.step, progress=progress)
+        with progress_bar():
+            results = evaluate_grid(folder, split, grid, step=self.step)
         if self.json:
             stdout.print(json.dumps(results))
             return

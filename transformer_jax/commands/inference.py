@@ -2,7 +2,6 @@
 
 import codecs
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,12 +29,7 @@ def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "
     run = RunFolder.open(path)
     from transformer_jax.inference.trained_run import load
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=".*decode.average_checkpoints")
-        loaded = load(run.path, average_checkpoints=average_checkpoints, step=step)
-    for warning in caught:
-        stderr.print(f"note: {warning.message}")
-    return loaded
+    return load(run.path, average_checkpoints=average_checkpoints, step=step)
 
 
 @dataclass(frozen=True)

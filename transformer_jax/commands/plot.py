@@ -132,9 +132,9 @@ class Plot(PathCommand):
             case "loss":
                 from transformer_jax.analysis.plots import plot_losses
 
-                with progress_bar() as progress:
+                with progress_bar():
                     split = self.select_given("split")
-                    return plot_losses(self._load(), progress=progress, **split)
+                    return plot_losses(self._load(), **split)
             case "heads":
                 return self._draw_heads()
 
@@ -142,8 +142,8 @@ class Plot(PathCommand):
         from transformer_jax.analysis.head_importance import head_importance
 
         options = self.select_given("split", "num_sentences", "margin")
-        with progress_bar() as progress:
-            importance = head_importance(self._load(), progress=progress, **options)
+        with progress_bar():
+            importance = head_importance(self._load(), **options)
         num_heads = importance.masked_losses.size
         stdout.print(
             f"loss {importance.loss:.3f} nats per token; {importance.num_prunable} of {num_heads} "

@@ -181,8 +181,8 @@ def _print_device_counts(sweep: "plan.Sweep", target: Target, *, retry_failed: b
     configure_environment(for_gpus=not target.is_tpu)
     from transformer_jax.sweeps.estimates import count_devices_of_rows, describe_counts
 
-    with progress_bar() as progress:
-        counts = count_devices_of_rows(sweep, target, progress=progress)
+    with progress_bar():
+        counts = count_devices_of_rows(sweep, target)
     stdout.print(describe_counts(counts, target))
     _print_disk_space(sweep, retry_failed=retry_failed)
 

@@ -34,8 +34,8 @@ class Prepare(FileCommand):
         from transformer_jax.data.prepare import prepare
 
         config = rows[""].config
-        with progress_bar() as progress:
-            prepared = prepare(config.data, progress=progress)
+        with progress_bar():
+            prepared = prepare(config.data)
         report = prepared.report
         stdout.print(f"corpus      {report['corpus']}")
         for name, tokenizer in prepared.vocabulary.tokenizers.items():
@@ -201,8 +201,8 @@ class Reproduce(PathCommand):
 
         config = original.config.change(train={"steps": original.steps_done})
         vocabulary, fingerprint = original.vocabulary, original.fingerprint
-        with progress_bar() as progress:
-            find_prepared(config.data, vocabulary, fingerprint, progress=progress)
+        with progress_bar():
+            find_prepared(config.data, vocabulary, fingerprint)
         if not is_started:
             RunFolder.create(out, config, vocabulary, fingerprint)
         copy = RunFolder.open(out).with_config(config)

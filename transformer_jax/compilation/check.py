@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 import jax
 
+from transformer_jax import progress
 from transformer_jax.compilation.fit import (
     Compiler,
     Suggestion,
@@ -16,7 +17,6 @@ from transformer_jax.compilation.shapes import Shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Bucket
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.files import JsonObject
 
 
@@ -73,53 +73,44 @@ def check_shapes(
     devices: Sequence[jax.Device],
     *,
     only_largest: bool = False,
-    progress: Progress = ignore_progress,
 ) -> Check:
     """Compile the step for all batch shapes, or only for the one that needs the most memory."""
     config, buckets = shapes.config, shapes.buckets
-    compile_and_report = _reporting(target, devices, progress)
+    compile_one = _compiler(target, devices)
     programs = {
-        bucket: compile_and_report(config, bucket)
+        bucket: compile_one(config, bucket)
         for bucket in ([largest_bucket(config, buckets)] if only_largest else buckets)
     }
     failed = {bucket: program for bucket, program in programs.items() if not program.fits}
     suggestions: list[Suggestion] = []
     if failed:
         bucket = max(failed, key=lambda bucket: failed[bucket].peak_bytes or 0)
-        suggestions = find_suggestions(
-            config, bucket, failed[bucket], compile_and_report, len(devices)
-        )
+        suggestions = find_suggestions(config, bucket, failed[bucket], compile_one, len(devices))
     parallelism, source = config.train.parallelism, shapes.source
     return Check(target, parallelism, source, tuple(programs.values()), tuple(suggestions))
 
 
-def find_batch(
-    shapes: Shapes,
-    target: Target,
-    devices: Sequence[jax.Device],
-    *,
-    progress: Progress = ignore_progress,
-) -> Check:
+def find_batch(shapes: Shapes, target: Target, devices: Sequence[jax.Device]) -> Check:
     """Find the largest `data.batch_tokens` for which the largest batch shape fits in memory."""
     config = shapes.config
     bucket = largest_bucket(config, shapes.buckets)
-    compile_and_report = _reporting(target, devices, progress)
-    largest = find_largest_batch(config, bucket, compile_and_report, len(devices))
+    compile_one = _compiler(target, devices)
+    largest = find_largest_batch(config, bucket, compile_one, len(devices))
     tokens, programs = (None, ()) if largest is None else (largest[0], (largest[1],))
     parallelism, source = config.train.parallelism, shapes.source
     return Check(target, parallelism, source, programs, batch_tokens=tokens)
 
 
-def _reporting(target: Target, devices: Sequence[jax.Device], progress: Progress) -> Compiler:
+def _compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
     """Return a compile function for these devices that reports progress before each compilation."""
 
-    def compile_and_report(config: Config, bucket: Bucket) -> StepProgram:
+    def compile_one(config: Config, bucket: Bucket) -> StepProgram:
         shape = f"{bucket.rows} x ({bucket.source} + {bucket.target})"
         options = [config.train.parallelism]
         options += ["remat"] if config.model.remat else []
         if (count := config.train.gradient_accumulation_steps) > 1:
             options.append(f"{count} micro-batches")
-        progress(f"compiling for {target}, {', '.join(options)}, {shape} tokens", 0, 0)
+        progress.report(f"compiling for {target}, {', '.join(options)}, {shape} tokens")
         return compile_step(config, target, devices, bucket)
 
-    return compile_and_report
+    return compile_one

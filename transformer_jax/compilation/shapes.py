@@ -11,7 +11,6 @@ from jaxtyping import Array
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket, max_rows
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.prepare import prepare
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, make_rng
 from transformer_jax.model.inspect import abstract_params
@@ -44,7 +43,7 @@ def assume_shapes(config: Config) -> Shapes:
     return Shapes(config, buckets, "assumed shapes and vocabulary size")
 
 
-def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> Shapes:
+def prepare_shapes(config: Config) -> Shapes:
     """Prepare the config's text, or load it from the cache, and return the shapes of its batches.
 
     Raises:
@@ -52,7 +51,7 @@ def prepare_shapes(config: Config, *, progress: Progress = ignore_progress) -> S
         DataError: the text cannot be used.
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
-    prepared = prepare(config.data, progress=progress)
+    prepared = prepare(config.data)
     buckets = prepared.batches(config.data, 0).buckets
     config = config.change(data=prepared.vocabulary.sizes)
     return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from transformer_jax import progress
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import Corpus
@@ -39,14 +40,6 @@ LENGTH = np.dtype("<u4")
 # Symbols that sentences must not contain: control characters except the tab, Unicode line and
 # paragraph separators, byte-order marks, and the symbols that SentencePiece reserves.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ufeff\u2581\u2585]|<(?:pad|s|/s|unk)>")
-
-Progress = Callable[[str, int, int], None]
-"""A callback that runs about once per chunk. The arguments are a description of the activity, the
-number of finished pairs, and the total (0 if unknown)."""
-
-
-def ignore_progress(_activity: str, _done: int, _total: int) -> None:
-    """Ignore all progress updates."""
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
@@ -98,7 +91,7 @@ class SplitWriter:
         }
         self.journal = folder / f"{split}.journal.json"
 
-    def write(self, progress: Progress) -> dict[str, int]:
+    def write(self) -> dict[str, int]:
         """Encode the split, and return the number of pairs with each outcome.
 
         The result contains the total number of pairs, the number of kept pairs, and the number of
@@ -115,7 +108,7 @@ class SplitWriter:
                 for pairs in _chunks(self.corpus.read(self.split, done)):
                     self._write_chunk(pairs, outcome)
                     done += len(pairs)
-                    progress(f"encoding {self.split}", done, total)
+                    progress.report(f"encoding {self.split}", done, total)
                     self._write_journal(done, outcome)
             except DataError:
                 # The text may have changed, so the files may contain lines from different versions

@@ -18,7 +18,7 @@ from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
-from transformer_jax.data.encode import SIDES, Progress, SplitWriter, ignore_progress, read_tokens
+from transformer_jax.data.encode import SIDES, SplitWriter, read_tokens
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, verify_every_line
@@ -62,12 +62,7 @@ class Prepared(NamedTuple):
 
 
 @storage_errors("cannot write the corpus to the cache")
-def prepare(
-    config: DataConfig,
-    vocabulary: Vocabulary | None = None,
-    *,
-    progress: Progress = ignore_progress,
-) -> Prepared:
+def prepare(config: DataConfig, vocabulary: Vocabulary | None = None) -> Prepared:
     """Encode the config's corpus, or load it from the cache.
 
     If `vocabulary` is None, train a vocabulary or load it from the cache.
@@ -80,23 +75,18 @@ def prepare(
     corpora = cache_folder("corpora")
     corpus = CORPORA[config.corpus](config)
     identity = corpus.identity
-    vocabulary = vocabulary or train_vocabulary(corpus, identity, config, progress)
+    vocabulary = vocabulary or train_vocabulary(corpus, identity, config)
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
     folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
     if (report := _read_report(folder)) is None:
-        with lock(folder, progress):
-            report = _read_report(folder) or _encode(folder, corpus, vocabulary, config, progress)
+        with lock(folder):
+            report = _read_report(folder) or _encode(folder, corpus, vocabulary, config)
     return Prepared(folder, vocabulary, report)
 
 
 @storage_errors("cannot write the corpus to the cache")
 def find_prepared(
-    config: DataConfig,
-    vocabulary: Vocabulary,
-    fingerprint: str,
-    *,
-    verify_text: bool = False,
-    progress: Progress = ignore_progress,
+    config: DataConfig, vocabulary: Vocabulary, fingerprint: str, *, verify_text: bool = False
 ) -> Prepared:
     """Load the data that a run was created with, encoding it again if it is not in the cache.
 
@@ -109,7 +99,7 @@ def find_prepared(
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:
                 return Prepared(folder, vocabulary, report)
-    prepared = prepare(config, vocabulary, progress=progress)
+    prepared = prepare(config, vocabulary)
     if prepared.fingerprint != fingerprint:
         raise DataError(
             f"{prepared.report['corpus']} is not the text that the run was created with, or its "
@@ -129,17 +119,15 @@ def _read_report(folder: Path) -> JsonObject | None:
     return report if is_complete else None
 
 
-def _encode(
-    folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig, progress: Progress
-) -> JsonObject:
+def _encode(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig) -> JsonObject:
     """Encode all splits into a partial folder, then rename the folder and return its report."""
     partial = folder.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
     report: JsonObject = {"corpus": corpus.name, **vocabulary.describe()}
-    verify_every_line(corpus, progress)
+    verify_every_line(corpus)
     writers = [SplitWriter(partial, corpus, split, vocabulary, config) for split in corpus.splits]
     for writer in writers:
-        report[writer.split] = writer.write(progress)
+        report[writer.split] = writer.write()
     files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)

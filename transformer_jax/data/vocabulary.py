@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from transformer_jax import progress
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import DataConfig
 from transformer_jax.data.corpora import Corpus
-from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, Progress, why_unfit_text
+from transformer_jax.data.encode import CHUNK_PAIRS, SIDES, why_unfit_text
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer, Unit, Vocabulary
 from transformer_jax.errors import DataError
 from transformer_jax.files import exclusive, write_bytes, write_text
@@ -29,15 +30,13 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
-def lock(path: Path, progress: Progress) -> AbstractContextManager[None]:
+def lock(path: Path) -> AbstractContextManager[None]:
     """Hold the lock file of a cache entry, so that only one process at a time writes the entry."""
     activity = "waiting for another process that is preparing the same text"
-    return exclusive(path.with_suffix(".lock"), lambda: progress(activity, 0, 0))
+    return exclusive(path.with_suffix(".lock"), lambda: progress.report(activity))
 
 
-def train_vocabulary(
-    corpus: Corpus, identity: str, config: DataConfig, progress: Progress
-) -> Vocabulary:
+def train_vocabulary(corpus: Corpus, identity: str, config: DataConfig) -> Vocabulary:
     """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
@@ -45,10 +44,10 @@ def train_vocabulary(
         path = cache_folder("vocabularies") / name
         if (tokenizer := _load_cached_tokenizer(path)) is not None:
             return tokenizer
-        with lock(path, progress):
+        with lock(path):
             if (tokenizer := _load_cached_tokenizer(path)) is not None:
                 return tokenizer
-            tokenizer = Tokenizer.train(_sample(corpus, sides, progress), vocab_size, unit)
+            tokenizer = Tokenizer.train(_sample(corpus, sides), vocab_size, unit)
             write_bytes(path, tokenizer.model)
             write_text(path.with_suffix(".sha256"), tokenizer.digest)
             return tokenizer
@@ -70,22 +69,22 @@ def _load_cached_tokenizer(path: Path) -> Tokenizer | None:
     return tokenizer if checksum == tokenizer.digest.encode() else None
 
 
-def verify_every_line(corpus: Corpus, progress: Progress) -> None:
+def verify_every_line(corpus: Corpus) -> None:
     """Read every line, so that file errors are raised before any long computation starts."""
-    progress("reading", 0, 0)
+    progress.report("reading")
     for split in corpus.splits:
         corpus.count(split)
 
 
-def _sample(corpus: Corpus, sides: tuple[str, ...], progress: Progress) -> Iterator[str]:
+def _sample(corpus: Corpus, sides: tuple[str, ...]) -> Iterator[str]:
     """Yield evenly spaced lines of the text for training a tokenizer."""
-    verify_every_line(corpus, progress)
+    verify_every_line(corpus)
     total = corpus.count("train")
 
     def every_nth(n: int, activity: str) -> Iterator[str]:
         for index, pair in enumerate(corpus.read("train")):
             if index % CHUNK_PAIRS == 0:
-                progress(activity, index, total)
+                progress.report(activity, index, total)
             if index % n == 0 and why_unfit_text(*pair) is None:
                 for side, line in zip(SIDES, pair, strict=True):
                     if side in sides and len(line.encode()) <= MAX_TRAINING_LINE:

@@ -10,8 +10,9 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+
+from transformer_jax import progress
 
 VARIABLE = "TRANSFORMER_JAX_HEARTBEAT"
 """The environment variable that contains the file descriptor of the pipe to the supervisor."""
@@ -32,11 +33,12 @@ def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
     With a supervisor, this process then exits when the supervisor does, and dumps its stacks on
-    SIGUSR2.
+    SIGUSR2. All reports of progress call `busy`.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
         _pipe = int(os.environ.pop(VARIABLE))
+        progress.listeners.append(lambda activity, *_: busy(activity))
         # Training must not block if the supervisor does not read the pipe.
         os.set_blocking(_pipe, False)
         # This handler runs in C, so it works even while the main thread waits in a collective.
@@ -62,16 +64,6 @@ def busy(phase: str) -> None:
     global _beats
     _beats = 0
     _send(f"busy {phase}")
-
-
-def with_heartbeat(progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-    """Return a progress function (`data.encode.Progress`) that also calls `busy` with the phase."""
-
-    def report(phase: str, num_done: int, total: int) -> None:
-        busy(phase)
-        progress(phase, num_done, total)
-
-    return report
 
 
 def _send(message: str) -> None:

@@ -1,14 +1,14 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from transformer_jax import progress
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.number_words import SEPARATOR, count_digits
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
@@ -70,7 +70,7 @@ def has_split(run: Run, split: Split) -> bool:
     return split in prepared.report
 
 
-def prepare_split(run: Run, split: Split, *, progress: Progress = ignore_progress) -> Prepared:
+def prepare_split(run: Run, split: Split) -> Prepared:
     """Return the prepared text of a run, after checking that it contains this split.
 
     Raises:
@@ -79,9 +79,7 @@ def prepare_split(run: Run, split: Split, *, progress: Progress = ignore_progres
     """
     path = run.folder.path
     try:
-        prepared = find_prepared(
-            run.config.data, run.vocabulary, run.folder.fingerprint, progress=progress
-        )
+        prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     if split not in prepared.report:
@@ -120,9 +118,7 @@ def read_files(run: Run, files: Files) -> EvaluationText:
     return EvaluationText(name, title, sources, references, batches)
 
 
-def read_text(
-    run: Run, text: Split | Files, progress: Progress = ignore_progress
-) -> EvaluationText:
+def read_text(run: Run, text: Split | Files) -> EvaluationText:
     """Read a split of the run's text, or text in other files.
 
     Raises the same errors as `prepare_split` and `read_files`. Also raises a DataError if the run's
@@ -131,7 +127,7 @@ def read_text(
     if isinstance(text, tuple):
         content = read_files(run, text)
     else:
-        prepared = prepare_split(run, text, progress=progress)
+        prepared = prepare_split(run, text)
         batches = scoring_batches(*prepared.tokens(text))
         content = EvaluationText(text, f"{text} set", *prepared.lines(text), batches)
     check_task(run.config.data.task, content.sources, content.references)
@@ -144,23 +140,15 @@ def evaluate_text(
     decode: Mapping[str, object],
     *,
     sentences: list[SentenceScore] | None = None,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
     """Translate and score a text with the run's parameters.
 
     `sentences` may contain the sentence scores from an earlier evaluation of the same parameters
-    on the same text, because these scores do not depend on `decode`. The function calls `progress`
-    with the number of finished sentences.
+    on the same text, because these scores do not depend on `decode`. The function advances the
+    current task (see `progress.task`) by the number of finished sentences.
     """
     translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
-    num_done = 0
-
-    def report(count: int) -> None:
-        nonlocal num_done
-        num_done += count
-        progress(num_done)
-
-    best = translator.translate(run.params, text.sources, progress=report)
+    best = translator.translate(run.params, text.sources)
     hypotheses = [candidates[0].text for candidates in best]
     scores = score(hypotheses, text.references, tokenizer=tokenizer)
     if sentences is None:
@@ -191,29 +179,24 @@ def evaluate(
     decode: Mapping[str, object],
     *,
     per_checkpoint: bool = False,
-    progress: Progress = ignore_progress,
 ) -> Evaluation:
     """Translate and score a split of the run's text, or text in other files.
 
     `decode` overrides fields of the run's `DecodeConfig`. With `per_checkpoint`, the function also
     evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
-    The function calls `progress` with a description, the number of finished sentences, and the
-    total.
 
     Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the
     model, and a UsageError if `per_checkpoint` is set for a package.
     """
     if per_checkpoint and run.folder.package is not None:
         raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")
-    content = read_text(run, text, progress)
+    content = read_text(run, text)
     name = run.folder.path.resolve().name
     description = f"translating {content.title.removesuffix(' set')} with {name}"
 
     def evaluate_one(one: Run, suffix: str = "") -> Evaluation:
-        def report(num_done: int) -> None:
-            progress(f"{description}{suffix}", num_done, len(content.sources))
-
-        return evaluate_text(one, content, decode, progress=report)
+        with progress.task(f"{description}{suffix}", len(content.sources)):
+            return evaluate_text(one, content, decode)
 
     evaluation = evaluate_one(run)
     if not per_checkpoint:

@@ -5,19 +5,18 @@ The authors chose their search settings "after experimentation on the developmen
 evaluations.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from transformer_jax import progress
 from transformer_jax.config import DecodeConfig
-from transformer_jax.console import stderr
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.evaluation.evaluate import Evaluation, EvaluationText, evaluate_text, read_text
+from transformer_jax.evaluation.evaluate import EvaluationText, evaluate_text, read_text
 from transformer_jax.evaluation.evaluation_files import find_result, save_evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.files import JsonObject
-from transformer_jax.inference.trained_run import Run, load_averages
+from transformer_jax.inference.trained_run import load_averages
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
@@ -64,13 +63,12 @@ def evaluate_grid(
     grid: Grid,
     *,
     step: int | None = None,
-    progress: Progress = ignore_progress,
 ) -> list[JsonObject]:
     """Return the result of every search with every averaged model, sorted by settings.
 
     The last checkpoint in each average is the one at `step`, which defaults to the latest scheduled
     step. If no average needs more than one checkpoint, `step` defaults to the latest step instead.
-    If the results cannot be stored, the function prints a note.
+    If the results cannot be stored, the function issues a note.
 
     Raises:
         UsageError: a search setting is invalid, or the run is a package, has too few checkpoints,
@@ -92,20 +90,24 @@ def evaluate_grid(
     text: EvaluationText | None = None
     notes: list[str] = []
     for run in load_averages(folder, steps, missing):
-        text = text or read_text(run, split, progress)
+        text = text or read_text(run, split)
         count = run.average_checkpoints
         pending = [search for search in searches if results[count, search] is None]
         num_done = sum(result is not None for result in results.values())
         numbers = dict.fromkeys((num_done + 1, num_done + len(pending)))
         title = f"evaluation {' to '.join(map(str, numbers))} of {len(results)}"
-        for search, evaluation in _evaluate_searches(run, text, pending, title, progress):
-            results[count, search] = evaluation.result
-            try:
-                save_evaluation(run, evaluation)
-            except StorageError as error:
-                notes.append(f"note: {error}")
+        sentences: list[SentenceScore] | None = None
+        with progress.task(title, len(text.sources) * len(pending)):
+            for search in pending:
+                # Compute the perplexity of each averaged model only once.
+                evaluation = evaluate_text(run, text, asdict(search), sentences=sentences)
+                sentences, results[count, search] = evaluation.sentences, evaluation.result
+                try:
+                    save_evaluation(run, evaluation)
+                except StorageError as error:
+                    notes.append(str(error))
     for note in dict.fromkeys(notes):
-        stderr.print(note)
+        progress.note(note)
     return [result for result in results.values() if result is not None]
 
 
@@ -127,19 +129,3 @@ def _select_averages(
         # A single checkpoint can be evaluated even if it is not scheduled.
         steps = select_steps(checkpoints, 1, step)
     return averages, steps
-
-
-def _evaluate_searches(
-    run: Run, text: EvaluationText, searches: Sequence[DecodeConfig], title: str, progress: Progress
-) -> Iterator[tuple[DecodeConfig, Evaluation]]:
-    """Evaluate one averaged model with several search settings; compute perplexity only once."""
-    sentences: list[SentenceScore] | None = None
-    total = len(text.sources) * len(searches)
-    for index, search in enumerate(searches):
-
-        def report(num_done: int, before: int = index * len(text.sources)) -> None:
-            progress(title, before + num_done, total)
-
-        evaluation = evaluate_text(run, text, asdict(search), sentences=sentences, progress=report)
-        sentences = evaluation.sentences
-        yield search, evaluation

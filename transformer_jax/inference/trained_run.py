@@ -1,7 +1,6 @@
 """A trained model and everything needed to use it, as `transformer_jax.load` returns it."""
 
 import functools
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
+from transformer_jax.progress import note
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,
@@ -247,10 +247,9 @@ def _select_steps(
     steps = select_steps(checkpoints, average, step, allow_fewer=True)
     if len(steps) < average:
         used = f"the mean of {len(steps)}" if len(steps) > 1 else f"only the one at step {steps[0]}"
-        warnings.warn(
+        note(
             f"{folder.path} does not have {average} checkpoints to average "
-            f"(decode.average_checkpoints), so {used} is used",
-            stacklevel=4,
+            f"(decode.average_checkpoints), so {used} is used"
         )
     return steps
 

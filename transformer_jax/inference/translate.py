@@ -6,13 +6,14 @@ is compiled once for each width.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax import progress
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
@@ -172,12 +173,11 @@ class Translator:
         *,
         num_best: int = 1,
         truncate: bool = False,
-        progress: Callable[[int], None] = lambda _: None,
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line, limited by the beam size.
 
-        A blank line gets one empty translation. This method calls `progress` with the number of
-        blank lines, and then with the number of lines in each finished batch.
+        A blank line gets one empty translation. This method advances the current task (see
+        `progress.task`) by the number of finished lines.
 
         Raises:
             UsageError: `lines` is a single string.
@@ -187,11 +187,11 @@ class Translator:
         """
         sources = self.encode(lines, truncate=truncate)
         translations = [[Hypothesis("", 0.0)] for _ in sources]
-        progress(sum(not source for source in sources))
+        progress.advance(sum(not source for source in sources))
         for indices, best in self.translate_batches(params, sources, num_best):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
                 translations[index] = self._decode(tokens[:num_best], scores[:num_best])
-            progress(len(indices))
+            progress.advance(len(indices))
         return translations
 
     def translate_batches(

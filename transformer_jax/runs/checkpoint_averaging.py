@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from transformer_jax.console import stderr
 from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.progress import note
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
@@ -42,7 +42,7 @@ def select_steps(
     for damaged, reason in checkpoints.damaged_metadata.items() if average > 1 else ():
         if damaged == step:
             raise StorageError(f"checkpoint {step} of {run} is damaged: {reason}")
-        stderr.print(f"checkpoint {damaged} is damaged and not averaged: {reason}")
+        note(f"checkpoint {damaged} is damaged and not averaged: {reason}")
     if step not in (None, *available):
         kind = "checkpoint to average" if average > 1 else "checkpoint"
         names = ", ".join(map(str, available)) or "none"
@@ -92,7 +92,7 @@ def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) ->
         if (reason := checkpoints.find_damage(step)) is None:
             steps.insert(0, step)
         else:
-            stderr.print(f"checkpoint {step} is damaged and not averaged: {reason}")
+            note(f"checkpoint {step} is damaged and not averaged: {reason}")
             if steps:
                 break
         step = checkpoints.previous_step(step)

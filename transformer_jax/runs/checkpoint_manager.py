@@ -25,9 +25,9 @@ from typing import Self
 import jax
 from jaxtyping import PyTree
 
-from transformer_jax.console import stderr
 from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.files import JsonObject, sync
+from transformer_jax.progress import note
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
 from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
@@ -98,7 +98,7 @@ class CheckpointManager:
     def latest_valid(self) -> int | None:
         """Return the step of the latest intact checkpoint, or None if there are no checkpoints.
 
-        For each damaged checkpoint after this step, print a line and, unless the folder is
+        For each damaged checkpoint after this step, issue a note and, unless the folder is
         read-only, rename the checkpoint. Raise a StorageError if all checkpoints are damaged.
         """
         damage: dict[int, str] = {}
@@ -106,8 +106,7 @@ class CheckpointManager:
             if (reason := self.find_damage(step)) is None:
                 for bad, why in damage.items():
                     aside = self._move_aside(bad)
-                    note = f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead"
-                    stderr.print(note)
+                    note(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
                 return step
             damage[step] = reason
         if damage:

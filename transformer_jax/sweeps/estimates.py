@@ -5,6 +5,7 @@ from itertools import groupby
 
 import jax
 
+from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.fit import count_devices
 from transformer_jax.compilation.programs import check_attention
@@ -12,7 +13,6 @@ from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
 from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.config import Config
-from transformer_jax.data.encode import Progress, ignore_progress
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.training.flops import peak_flops, train_flops
@@ -67,9 +67,7 @@ def estimate_bytes(config: Config) -> int:
 Counts = Mapping[str, int | None]
 
 
-def count_devices_of_rows(
-    sweep: Sweep, target: Target, *, progress: Progress = ignore_progress
-) -> Counts:
+def count_devices_of_rows(sweep: Sweep, target: Target) -> Counts:
     """Return how many devices each row needs, or None for a row that does not fit on the target.
 
     The number of devices is a power of two or the target's total number of devices. To find this
@@ -84,7 +82,7 @@ def count_devices_of_rows(
     devices = make_devices(target)
     counts: dict[str, int | None] = {}
     for name, row in sweep.rows.items():
-        progress(f"compiling {name} for {target}", 0, 0)
+        progress.report(f"compiling {name} for {target}")
         bucket = largest_bucket(row.config, assume_shapes(row.config).buckets)
         counts[name] = count_devices(row.config, bucket, target, devices)
     return counts

@@ -6,9 +6,7 @@ import jax
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.data.batches import Batches
-from transformer_jax.data.encode import ignore_progress
 from transformer_jax.data.prepare import Prepared, find_prepared
-from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import parameter_counts
@@ -60,8 +58,7 @@ def build_run_components(folder: RunFolder, group: ProcessGroup = SINGLE_PROCESS
         DataError: the text differs from the text that the run started with.
     """
     config = folder.config
-    progress = heartbeat.with_heartbeat(ignore_progress)
-    prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint, progress=progress)
+    prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
     batches = prepared.batches(config.data, config.train.seed)
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = ActionSchedule(config.train, batches.per_epoch)

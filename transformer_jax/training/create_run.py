@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
-from transformer_jax.data.encode import SIDES, Progress, ignore_progress
+from transformer_jax.data.encode import SIDES
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare
-from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.inspect import check_params
@@ -31,12 +31,7 @@ FREE_FIELDS = {
 
 
 def create_run(
-    config: Config,
-    path: Path,
-    console: Console,
-    *,
-    init_from: Path | None = None,
-    progress: Progress = ignore_progress,
+    config: Config, path: Path, console: Console, *, init_from: Path | None = None
 ) -> RunFolder:
     """Prepare the text and create a run folder.
 
@@ -57,7 +52,7 @@ def create_run(
     if other is not None:
         _check_same_function(config.model, other)
     vocabulary = None if other is None else other.vocabulary
-    prepared = prepare(config.data, vocabulary, progress=heartbeat.with_heartbeat(progress))
+    prepared = prepare(config.data, vocabulary)
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):
@@ -82,13 +77,7 @@ def create_run(
     return replace(folder, path=path)
 
 
-def open_run(
-    path: Path,
-    config: Config,
-    *,
-    init_from: Path | None = None,
-    progress: Progress = ignore_progress,
-) -> RunFolder:
+def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> RunFolder:
     """Open a run to continue it with the config that `create_run` received.
 
     Raises:
@@ -96,11 +85,11 @@ def open_run(
         DataError: the config has new paths for the text, and the text differs.
         UsageError: the path is not a run, or the run is packaged.
     """
-    folder, progress = RunFolder.open(path), heartbeat.with_heartbeat(progress)
+    folder = RunFolder.open(path)
     sizes = folder.vocabulary.sizes
     if init_from is None and sizes != {field: getattr(config.data, field) for field in sizes}:
         # The text may be too short for the requested sizes. `create_run` stored the actual sizes.
-        sizes = prepare(config.data, progress=progress).vocabulary.sizes
+        sizes = prepare(config.data).vocabulary.sizes
     config = config.change(data=sizes)
     resumed = folder.with_config(config)
     paths = {field: getattr(config.data, field) for field in ("train", "dev", "test", "folder")}
@@ -108,9 +97,9 @@ def open_run(
     if moved != folder.config.data:
         # If the text is already cached, `find_prepared` does not report any progress, so report
         # the start of the check here.
-        progress("checking the moved text", 0, 0)
+        progress.report("checking the moved text")
         expected = folder.vocabulary, folder.fingerprint
-        find_prepared(moved, *expected, verify_text=True, progress=progress)
+        find_prepared(moved, *expected, verify_text=True)
     return resumed
 
 

@@ -16,6 +16,7 @@ from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.head_mask import mask_heads
+from transformer_jax.progress import report_to
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_importance_is_the_loss_without_each_head(run: Run) -> None:
     counts: list[tuple[int, int]] = []
 
-    def progress(title: str, done: int, total: int) -> None:
+    def record(title: str, done: int, total: int) -> None:
         if title == "masking heads":
             counts.append((done, total))
 
-    importance = head_importance(run, num_sentences=8, margin=math.inf, progress=progress)
+    with report_to(record):
+        importance = head_importance(run, num_sentences=8, margin=math.inf)
     # With an unlimited margin, 13 losses are computed: one without masks and two for each head.
-    assert counts == [(i, 13) for i in range(1, 14)]
+    assert counts == [(i, 13) for i in range(14)]
     tokens = [
         side._replace(offsets=side.offsets[:9]) for side in prepare_split(run, "dev").tokens("dev")
     ]

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
-from transformer_jax.data.encode import CONTROL, SplitWriter, ignore_progress
+from transformer_jax.data.encode import CONTROL, SplitWriter
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import MAX_LINE_BYTES
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
+from transformer_jax.progress import report_to
 from transformer_jax.special_tokens import EOS
 
 CONFIG = DataConfig(vocab_size=100)
@@ -33,7 +34,7 @@ def encode_pairs(
     vocabulary: Vocabulary = VOCABULARY,
 ) -> Prepared:
     corpus, folder = InMemoryCorpus(pairs, pairs), Path(mkdtemp(dir=folder))
-    outcome = SplitWriter(folder, corpus, split, vocabulary, config).write(ignore_progress)
+    outcome = SplitWriter(folder, corpus, split, vocabulary, config).write()
     return Prepared(folder, vocabulary, {split: outcome})
 
 
@@ -187,7 +188,6 @@ def test_progress_is_reported_after_each_chunk(
     monkeypatch.setattr(encode, "CHUNK_PAIRS", 20)
     reports: list[tuple[str, int, int]] = []
     corpus = InMemoryCorpus(WORDS, WORDS)
-    SplitWriter(tmp_path, corpus, "train", VOCABULARY, CONFIG).write(
-        lambda activity, done, total: reports.append((activity, done, total))
-    )
+    with report_to(lambda activity, done, total: reports.append((activity, done, total))):
+        SplitWriter(tmp_path, corpus, "train", VOCABULARY, CONFIG).write()
     assert reports == [("encoding train", done, 50) for done in (20, 40, 50)]

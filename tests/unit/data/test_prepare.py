@@ -24,6 +24,7 @@ from transformer_jax.data.prepare import Prepared, find_prepared, prepare
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
+from transformer_jax.progress import report_to
 
 CONFIG = DataConfig(num_pairs=300, vocab_size=256)
 
@@ -137,8 +138,9 @@ def test_lines_of_a_text_that_changes_meanwhile_are_not_kept(
         if activity == "encoding train":
             (tmp_path / "dev.de").write_text("changed\n" * 9)
 
-    with pytest.raises(DataError, match=r"dev\.de was changed while it was read"):
-        prepare(config, VOCABULARY, progress=change_dev)
+    changed = pytest.raises(DataError, match=r"dev\.de was changed while it was read")
+    with changed, report_to(change_dev):
+        prepare(config, VOCABULARY)
     (tmp_path / "dev.de").write_text(contents["dev.de"])
     assert prepare(config, VOCABULARY).lines("dev") == (["dev.en"] * 9, ["dev.de"] * 9)
 
@@ -294,17 +296,19 @@ import os, signal, sys
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data.prepare import prepare
+from transformer_jax.progress import report_to
 
 encode.CHUNK_PAIRS = 16
 calls_left = int(sys.argv[1])
 
-def progress(activity, done, total):
+def die(activity, done, total):
     global calls_left
     calls_left -= 1
     if calls_left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-prepare(DataConfig(num_pairs=300, vocab_size=256), progress=progress)
+with report_to(die):
+    prepare(DataConfig(num_pairs=300, vocab_size=256))
 """
 
 
@@ -342,12 +346,15 @@ def test_two_processes_that_prepare_the_same_text_share_the_work(
         activities.append(activity)
         is_waiting.set()
 
-    thread = threading.Thread(
-        target=lambda: results.append(prepare(CONFIG, VOCABULARY, progress=first))
-    )
+    def prepare_first() -> None:
+        with report_to(first):
+            results.append(prepare(CONFIG, VOCABULARY))
+
+    thread = threading.Thread(target=prepare_first)
     thread.start()
     assert has_started.wait(60)
-    results.append(prepare(CONFIG, VOCABULARY, progress=second))
+    with report_to(second):
+        results.append(prepare(CONFIG, VOCABULARY))
     thread.join()
     assert activities == ["waiting for another process that is preparing the same text"]
     assert encoder.lines == LINES

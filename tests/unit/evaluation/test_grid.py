@@ -18,6 +18,7 @@ from transformer_jax.evaluation.evaluation_files import find_result, folder_name
 from transformer_jax.evaluation.grid import Grid, _select_averages, evaluate_grid
 from transformer_jax.files import MAX_JSON_BYTES, JsonObject
 from transformer_jax.inference.trained_run import load, load_averages
+from transformer_jax.progress import Note, report_to
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -86,7 +87,8 @@ def test_a_repeated_grid_evaluates_only_what_is_missing(
 
     def repeat() -> list[JsonObject]:
         titles.clear()
-        return evaluate_grid(run, "dev", GREEDY, progress=lambda title, *_: titles.append(title))
+        with report_to(lambda title, *_: titles.append(title)):
+            return evaluate_grid(run, "dev", GREEDY)
 
     assert repeat() == results
     assert titles == []
@@ -202,12 +204,11 @@ def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
 
 
 def test_results_that_cannot_be_stored_are_still_returned(
-    run: RunFolder, results: list[JsonObject], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunFolder, results: list[JsonObject], tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(run.path, tmp_path / "run"))
     shutil.rmtree(copy / "evaluations")
     (copy / "evaluations").touch()
     grid = Grid(beam_sizes=[1], averages=[1])
-    assert evaluate_grid(RunFolder.open(copy), "dev", grid) == results[:1]
-    [note] = capsys.readouterr().err.splitlines()
-    assert "could not be saved" in note
+    with pytest.warns(Note, match="could not be saved"):
+        assert evaluate_grid(RunFolder.open(copy), "dev", grid) == results[:1]

@@ -14,6 +14,7 @@ from transformer_jax.console import format_for_shell
 from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
 from transformer_jax.inference import trained_run
 from transformer_jax.inference.trained_run import Run, load, read_params
+from transformer_jax.progress import Note
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
@@ -92,10 +93,10 @@ def write_config(path: Path, **sections: dict[str, Any]) -> None:
 
 def test_by_default_a_run_with_few_checkpoints_averages_them_and_warns(copy: Path) -> None:
     write_config(copy, decode={"average_checkpoints": 3})
-    with pytest.warns(UserWarning, match=r"not have 3 checkpoints .* so the mean of 2 is used$"):
+    with pytest.warns(Note, match=r"not have 3 checkpoints .* so the mean of 2 is used$"):
         assert load(copy).steps == (4, 8)
     assert load(copy, average_checkpoints=2).steps == (4, 8)
-    with pytest.warns(UserWarning, match="so only the one at step 4 is used"):
+    with pytest.warns(Note, match="so only the one at step 4 is used"):
         assert load(copy, step=4).steps == (4,)
     with pytest.raises(UsageError, match="cannot average 3 checkpoints"):
         load(copy, average_checkpoints=3)
@@ -108,7 +109,7 @@ def test_by_default_a_run_without_scheduled_checkpoints_loads_its_newest(copy: P
         path.write_text(json.dumps(metadata | {"perplexity": None}))
         (path.parent / checksums.NAME).unlink()
         checksums.write(path.parent)
-    with pytest.warns(UserWarning, match="so only the one at step 8 is used"):
+    with pytest.warns(Note, match="so only the one at step 8 is used"):
         assert load(copy).steps == (8,)
 
 

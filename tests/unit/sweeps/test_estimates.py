@@ -10,6 +10,7 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.targets import parse_target
 from transformer_jax.config import Config, Row
 from transformer_jax.errors import UsageError
+from transformer_jax.progress import report_to
 from transformer_jax.sweeps.estimates import count_devices_of_rows, describe_counts, estimate_bytes
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.training.step import init_state
@@ -37,10 +38,11 @@ def test_a_row_with_cudnn_is_rejected_for_tpus_before_any_row_is_compiled(tmp_pa
     )
     sweep = Sweep(tmp_path, {"base": Row(Config()), "cudnn": Row(cudnn)}, ())
     reports: list[str] = []
-    with pytest.raises(UsageError, match=r"cudnn needs NVIDIA GPUs, not v5e:2x2: use model\.att"):
-        count_devices_of_rows(
-            sweep, parse_target("v5e:2x2"), progress=lambda task, *_: reports.append(task)
-        )
+    with (
+        report_to(lambda activity, *_: reports.append(activity)),
+        pytest.raises(UsageError, match=r"cudnn needs NVIDIA GPUs, not v5e:2x2: use model\.att"),
+    ):
+        count_devices_of_rows(sweep, parse_target("v5e:2x2"))
     assert reports == []
 
 
