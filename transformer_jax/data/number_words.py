@@ -12,7 +12,7 @@ from num2words import num2words
 
 from transformer_jax.data.splits import SPLITS, Split
 
-# English numbers can contain commas, as in "nine hundred thousand, two hundred".
+# English numbers can contain commas: 900,200 is nine hundred thousand, two hundred.
 SEPARATOR = "; "
 # How many digits follow the thousands of a training number, ignoring zeros: without this, numbers
 # such as "ten thousand and one" would be too rare to learn.
