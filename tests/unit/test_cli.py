@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ from processes import counts, mistake, run_python
 import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
+from transformer_jax.commands.arguments import parse
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config.loading import load_config
+from transformer_jax.config.loading import load_config, shipped_configs
 from transformer_jax.runs.run_folder import FORMAT
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
@@ -86,12 +88,21 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ): "--average-checkpoints must be positive, got 0",
     (
         *("translate", "runs/x", "--beam-size", "wide"),
-    ): "--beam-size must be an integer or None, got 'wide'",
-    ("evaluate", "runs/x", "--beam", "wide"): "--beam must be an integer or None, got 'wide'",
-    ("evaluate", "runs/x", "--step", "last"): "--step must be an integer or None, got 'last'",
-    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings or None, got",
+    ): "--beam-size must be an integer, got 'wide'",
+    ("evaluate", "runs/x", "--beam", "wide"): "--beam must be an integer, got 'wide'",
+    ("evaluate", "runs/x", "--step", "last"): "--step must be an integer, got 'last'",
+    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings, got",
     ("evaluate", "runs/x", "--baseline"): "--baseline needs a value",
-    ("evaluate", "runs/x", "--singels"): "unknown option --singels",
+    ("evaluate", "runs/x", "--singels"): "unknown option --singels\n",
+    ("evaluate", "runs/x", "--split", "x"): "--split must be dev or test, got 'x'\n",
+    ("train", "tiny", "--tabel", "3"): "unknown option --tabel\n",
+    ("train", "tiny", "--arguments", "x"): "unknown option --arguments\n",
+    ("list",): "no command 'list' (available: prepare, train,",
+    ("train", "tiny", "model.num_heads=4"): (
+        "unexpected argument 'model.num_heads=4': write --model.num-heads 4\n"
+    ),
+    ("completion", "fish"): "completion needs a shell: transformer-jax completion bash or zsh\n",
+    ("train", "--import"): "--import needs a value\n",
     ("compile",): "compile needs a config: transformer-jax compile CONFIG [OPTIONS]",
     ("compile", "tiny"): "compile needs --target, such as --target v5e:2x4 (available: v4, v5e,",
     ("compile", "tiny", "--target", "v5e:2x4", "h300"): "no target 'h300'; did you mean 'h200'?",
@@ -99,7 +110,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     (
         *("compile", "tiny", "--target", "v5e", "--parallelism", "fspd"),
     ): "--parallelism must be one of data, fsdp, pmap, got 'fspd'; did you mean 'fsdp'?",
-    ("evaluate", "runs/x", "--beam-sizes", "4", "x"): "--beam-sizes must be an integer, got 'x'",
+    ("evaluate", "runs/x", "--beam-sizes", "4", "x"): "--beam-sizes must be integers, got '4 x'",
     ("sweep", "tiny", "--target", "v5e"): "--target needs --dry-run",
     ("sweep", "tiny", "--dry-run", "--target", "v5e:8"): "a v5e slice has 2 dimensions",
     ("train", "tiny", "--model.d-model", "129"): "model.d_model must be even",
@@ -157,7 +168,7 @@ def test_a_mistake_is_reported_in_one_line_before_slow_imports_and_writes_no_fil
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("end of commands with exit code 2\n")
-    lines = ended.stderr.splitlines()
+    lines = ended.stderr.splitlines(keepends=True)
     for line, (arguments, reason) in zip(lines, MISTAKES.items(), strict=True):
         assert line.startswith("transformer-jax: "), arguments
         assert reason in line, arguments
@@ -254,7 +265,7 @@ def test_help_lists_every_command_and_every_option(capsys: pytest.CaptureFixture
     main(["--help"])
     out = capsys.readouterr().out
     assert all(re.search(rf"^ +{name} +\w+", out, re.MULTILINE) for name in COMMANDS)
-    main(["train", "--help"])
+    main(["train", "--help-all"])
     listed = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
     assert {*OPTIONS, "--out", "--init-from", "--data-from", "--train-from"} <= listed
     main(["sweep", "--help"])
@@ -277,12 +288,70 @@ def test_help_breaks_lines_only_where_the_next_word_does_not_fit(
 
 def test_help_omits_defaults_of_none(capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
-        main([name, "--help"])
-        own_options = capsys.readouterr().out.partition(" model options ")[0]
-        assert "None" not in own_options, name
-        assert not re.search(r"\(default:\W+\)", own_options), name
+        main([name, "--help-all"])
+        out = capsys.readouterr().out
+        assert "None" not in out, name
+        assert not re.search(r"\(default:\W+\)", out), name
     main(["evaluate", "--help"])
     assert "(default: False)" in capsys.readouterr().out
+
+
+def test_help_shows_the_most_used_options_an_example_and_the_shipped_configs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    options = re.findall(r"^\W (--[\w.-]+)", out, re.MULTILINE)
+    assert len(options) == 10
+    assert options[0] == "--out"
+    assert {path.stem for path in shipped_configs().glob("*.py")} <= {*re.findall(r"\w+", out)}
+    example = re.search("example: transformer-jax (.*)", out)
+    assert example is not None
+    words = example[1].split()
+    assert isinstance(parse(words[0], COMMANDS[words[0]], words[1:]), COMMANDS["train"])
+
+
+def test_help_and_version_are_also_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs: dict[str, set[str]] = {}
+    for same in (
+        ("--help", "help"),
+        ("train --help", "help train"),
+        ("--version", "-v", "version"),
+    ):
+        for words in same:
+            assert main(words.split()) == 0
+            outputs.setdefault(same[0], set()).add(capsys.readouterr().out)
+    assert [len(texts) for texts in outputs.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("trai", {"train"}),
+        ("train tin", {"tiny"}),
+        ("sweep table3 tabl", {"table3", "table3_multi30k"}),
+        ("train tiny --train.st", {"--train.steps"}),
+        ("train tiny --model.dtype b", {"bfloat16"}),
+        ("train tiny --data-from smo", {"smoke"}),
+    ],
+)
+def test_bash_completes_commands_options_values_and_configs(
+    words: str, completed: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    assert main(["completion", "bash"]) == 0
+    script = (
+        f"{capsys.readouterr().out}\nCOMP_WORDS=(transformer-jax {words})\n"
+        "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
+        "$(complete -p transformer-jax | sed 's/.*-F //; s/ .*//')\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    (tmp_path / "script").write_text(script, "utf-8")
+    ended = subprocess.run(
+        ["bash", tmp_path / "script"], capture_output=True, text=True, check=False
+    )
+    assert (set(ended.stdout.split()), ended.stderr) == (completed, "")
 
 
 def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,181 +1,174 @@
-"""Check command-line arguments, so that every mistake produces a specific one-line message.
+"""Parse a command's arguments with tyro, and report each mistake in one line.
 
-A command is a dataclass, and the names and types of its fields define its options. The checks run
-before tyro parses the options, because tyro prints its error messages as multi-line boxes.
+A command is a dataclass, and the names and types of its fields define its options. By default, tyro
+prints its error messages as multi-line boxes.
 """
 
+import ast
 import dataclasses
-import math
+import difflib
 import re
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from tyro.conf import FlagCreatePairsOff, Positional
+import tyro
+from tyro import _errors as tyro_errors
+from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import (
-    TypeForm,
-    annotations,
-    closest,
-    did_you_mean,
-    field_names,
-)
+from transformer_jax.config.validation import annotations, did_you_mean
 from transformer_jax.errors import UsageError
 
-# A negative number is a value, not an option.
-OPTION = re.compile(r"--?[A-Za-z]")
-CONFIG_OPTIONS = tuple(f"--{section}." for section in field_names(Config))
-DESCRIPTIONS: Mapping[object, str] = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a path",
-    types.NoneType: "None",
+if TYPE_CHECKING:
+    from tyro._arguments import ArgumentDefinition
+
+T = TypeVar("T")
+WORDS = {
+    "INT": "an integer",
+    "FLOAT": "a number",
+    "[INT [INT ...]]": "integers",
+    "[FLOAT [FLOAT ...]]": "numbers",
+    "STR STR": "two strings",
+    "PATH PATH": "two paths",
 }
-# The types that an option's value can have: one type, or all members of a union. The tuple is empty
-# for a flag, which has no value.
-Alternatives = tuple[TypeForm, ...]
+# A word such as model.num_heads=4, which other programs accept.
+ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
 
-class Words(NamedTuple):
-    """The words that follow a command's name on the command line."""
-
-    positional: list[str]
-    own: list[str]
-    """The positional arguments, followed by all options outside `of_config` and their values."""
-    of_config: list[str]
-    """The options that change config fields, with their values."""
-
-
-def split_words(words: Sequence[str], command: type) -> Words:
-    """Classify the words after a command's name, and check the options and their values.
+def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
+    """Create a command from the words that follow its name. Config fields are not checked yet.
 
     Raises:
         UsageError: an option does not exist, or its value is missing or invalid.
     """
-    options = option_types(command)
-    positional, own, of_config, rest = list[str](), list[str](), list[str](), list(words)
-    while rest:
-        word = rest.pop(0)
-        if not OPTION.match(word):
-            positional.append(word)
-            continue
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        if name not in options:
-            raise UsageError(f"unknown option {word}{_did_you_mean_option(name, options)}")
-        values = [value] if equals else []
-        while rest and not OPTION.match(rest[0]) and len(values) < _max_words(options[name]):
-            values.append(rest.pop(0))
-        _check_value(name, options[name], values)
-        # A value that starts with a dash, as in --out=-x, must stay attached to its option.
-        starts_with_dash = len(values) == 1 and values[0].startswith("-")
-        option = [f"{name}={values[0]}"] if starts_with_dash else [name, *values]
-        (of_config if name.startswith(CONFIG_OPTIONS) else own).extend(option)
-    return Words(positional, [*positional, *own], of_config)
+    fields = annotations(command_type)
+    for word in filter(ASSIGNMENT.fullmatch, words if "config" in fields else ()):
+        option, _, value = word.partition("=")
+        raise UsageError(f"unexpected argument {word!r}: write {as_option(option)} {value}")
+    default = make_default(command_type)
+    hook = partial(_report, name=name, command_type=command_type, words=words)
+    with tyro_errors.on_parse_error(hook):
+        command = tyro.cli(command_type, args=words, prog=name, default=default)
+    for key, (_, metadata) in fields.items():
+        if Positional in metadata and getattr(command, key) in ("", ()):
+            raise _missing(name, command_type)
+        if getattr(command, key) == () and as_option(key) in given_options(words):
+            raise UsageError(f"{as_option(key)} needs a value")
+    return command
 
 
-def option_types(command: type, prefix: str = "--") -> dict[str, Alternatives]:
-    """Map each option to the types that its value can have, or to an empty tuple for a flag."""
-    options: dict[str, Alternatives] = {}
-    for key, (form, metadata) in annotations(command).items():
-        name = key.replace("_", "-")
-        if Positional in metadata:
+def make_default(command_type: type[T]) -> T:
+    """Return a command whose config accepts every combination of values, for use as a default."""
+    if "config" not in annotations(command_type):
+        return tyro.MISSING_NONPROP
+    sections = {key: unchecked(form) for key, (form, _) in annotations(Config).items()}
+    make: Callable[..., T] = command_type
+    return make(config=unchecked(Config, **sections))
+
+
+def as_option(field: str) -> str:
+    """Return the option for a field, such as `--model.num-heads` for "model.num_heads"."""
+    return f"--{field.replace('_', '-')}"
+
+
+def given_options(words: Sequence[str]) -> set[str]:
+    """Return the options among the words, without their values."""
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return {option.replace("_", "-") for option in options}
+
+
+def given_fields(config: Config, words: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the values of the config fields that the words contain, keyed by section."""
+    given = {option.replace(".no-", ".") for option in given_options(words)}
+    return {
+        section: {
+            key: getattr(getattr(config, section), key)
+            for key in annotations(form)
+            if as_option(f"{section}.{key}") in given
+        }
+        for section, (form, _) in annotations(Config).items()
+    }
+
+
+def unchecked(cls: type, **fields: object) -> object:
+    """Return an instance of a subclass that accepts every combination of values."""
+    return type(cls.__name__, (cls,), {"__post_init__": lambda _: None})(**fields)
+
+
+def list_options(command_type: type, prefix: str = "") -> Iterator[str]:
+    """Yield the name of each option, such as `--model.num-heads`."""
+    for key, (form, metadata) in annotations(command_type).items():
+        if Positional in metadata or Suppress in metadata:
             continue
         if dataclasses.is_dataclass(form):
-            options |= option_types(form, prefix if form is Config else f"{prefix}{name}.")
-        elif form is bool:
-            options[f"{prefix}{name}"] = ()
-            if FlagCreatePairsOff not in metadata:
-                options[f"{prefix}no-{name}"] = ()
-        else:
-            aliases = [a for m in metadata for a in getattr(m, "aliases", None) or ()]
-            options |= dict.fromkeys((f"{prefix}{name}", *aliases), _alternatives(form))
-    return options
+            yield from list_options(form, prefix if form is Config else f"{prefix}{key}.")
+            continue
+        yield as_option(f"{prefix}{key}")
+        if form is bool and FlagCreatePairsOff not in metadata:
+            yield as_option(f"{prefix}no_{key}")
 
 
-def check_positional(name: str, command: type, argument_name: str, words: Sequence[str]) -> None:
-    """Check the number of positional arguments.
+def _report(
+    event: tyro_errors.ParseErrorEvent, *, name: str, command_type: type, words: Sequence[str]
+) -> NoReturn:
+    """Raise a UsageError that describes one of tyro's errors."""
+    match event:
+        case tyro_errors.MissingArgs():
+            raise _missing(name, command_type)
+        case tyro_errors.BadValue(argument=argument):
+            raise UsageError(f"{_name_of(argument, words)} needs a value")
+        case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
+            # The choices of an optional value have no fixed order.
+            own = sorted({*choices} - {"None"}) if "None" in choices else list(choices)
+            listed = " or ".join(own) if len(own) < 3 else f"one of {', '.join(own)}"
+            hint = did_you_mean(value, own)
+            raise UsageError(f"{_name_of(argument, words)} must be {listed}, got {value!r}{hint}")
+        case tyro_errors.UnrecognizedArgs(tokens=[token, *_]):
+            for word in words:
+                if word.startswith("--") and word.endswith(f"={token}"):
+                    option = word.removesuffix(f"={token}")
+                    raise UsageError(f"{option} takes no value, got {token!r}")
+            if not re.match("--?[A-Za-z]", token):
+                raise UsageError(f"{name} got an unexpected argument {token!r}")
+            option = token.partition("=")[0].replace("_", "-")
+            raise UsageError(f"unknown option {token}{_suggest(option, command_type)}")
+        case tyro_errors.InstantiationFailure(message=message, argument=argument):
+            if argument is None:
+                raise UsageError(" ".join(message.split()))
+            found = re.search(
+                r"(?:float: |base 10: |arguments: |instantiated from )(.+?)\.?$", message, re.M
+            )
+            value = ast.literal_eval(found[1]) if found else "another value"
+            metavar = re.sub(r"\{?None\}?\||[{}]", "", argument.lowered.metavar or "")
+            got = repr(value if isinstance(value, str) else " ".join(value))
+            kind = WORDS.get(metavar, metavar)
+            raise UsageError(f"{_name_of(argument, words)} must be {kind}, got {got}")
+    raise UsageError(f"invalid arguments of {name}: {event}")
 
-    Error messages contain `argument_name`, a phrase such as "a config".
 
-    Raises:
-        UsageError: there are too few or too many positional arguments.
+def _name_of(argument: "ArgumentDefinition", words: Sequence[str]) -> str:
+    """Return an option's name as it occurs among the words, which may be an alias."""
+    names = argument.display_name().split("/")
+    return next((name for name in names if name in given_options(words)), names[-1])
+
+
+def _missing(name: str, command_type: type) -> UsageError:
+    positional = (pair for _, pair in annotations(command_type).values() if Positional in pair)
+    metavars = [getattr(m, "metavar", None) for metadata in positional for m in metadata]
+    usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
+    return UsageError(f"{name} needs {command_type.argument_name}: transformer-jax {usage}")
+
+
+def _suggest(option: str, command_type: type) -> str:
+    """Suggest the option that is most similar, or return "" if no option is similar.
+
+    Prefer an option that adds a section or the suffix `-from`.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(command)}
-    fields = {key: pair for key, pair in annotations(command).items() if Positional in pair[1]}
-    positional = list(fields.values())
-    # The default value of an optional argument is None.
-    required = [pair for key, pair in fields.items() if defaults[key] is not None]
-    if len(words) < len(required):
-        metavars = [getattr(m, "metavar", None) for _, metadata in positional for m in metadata]
-        usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
-        raise UsageError(f"{name} needs {argument_name}: transformer-jax {usage}")
-    limit = sum(_max_words(_alternatives(form)) for form, _ in positional)
-    if len(words) > limit:
-        raise UsageError(f"{name} got an unexpected argument {words[int(limit)]!r}")
-
-
-def _alternatives(form: TypeForm) -> Alternatives:
-    is_union = typing.get_origin(form) in (typing.Union, types.UnionType)
-    return typing.get_args(form) if is_union else (form,)
-
-
-def _max_words(alternatives: Alternatives) -> float:
-    """Return the maximum number of words in the value of an option with these types."""
-    tuples = [typing.get_args(form) for form in alternatives if typing.get_origin(form) is tuple]
-    if any(Ellipsis in items for items in tuples):
-        return math.inf
-    return max(map(len, tuples), default=1 if alternatives else 0)
-
-
-def _did_you_mean_option(name: str, options: Iterable[str]) -> str:
-    """Suggest the option that is most similar to `name`, or return "" if no option is similar.
-
-    Prefer an option that adds a section prefix or the suffix `-from` to `name`.
-    """
-    completed = [o for o in options if o == f"{name}-from" or o.endswith(f".{name.lstrip('-')}")]
-    option = completed[0] if completed else closest(name, options)
-    return f"; did you mean {option}?" if option else ""
-
-
-def _check_value(option: str, alternatives: Alternatives, words: Sequence[str]) -> None:
-    if not alternatives and words:
-        raise UsageError(f"{option} takes no value, got {words[0]!r}")
-    if not alternatives:
-        return
-    if not words:
-        raise UsageError(f"{option} needs a value")
-    if _max_words(alternatives) == math.inf:
-        [form] = alternatives
-        for word in words:
-            _check_value(option, typing.get_args(form)[:1], [word])
-        return
-    if not any(_is_value(form, words) for form in alternatives):
-        described = " or ".join(map(_describe, alternatives))
-        literals = [form for form in alternatives if typing.get_origin(form) is Literal]
-        hint = did_you_mean(words[0], [c for form in literals for c in typing.get_args(form)])
-        raise UsageError(f"{option} must be {described}, got {' '.join(words)!r}{hint}")
-
-
-def _is_value(form: TypeForm, words: Sequence[str]) -> bool:
-    if form is types.NoneType:
-        return list(words) == ["None"]
-    if typing.get_origin(form) is Literal:
-        return words[0] in typing.get_args(form)
-    if form in (int, float):
-        try:
-            form(words[0])
-        except ValueError:
-            return False
-    return len(words) == _max_words((form,))
-
-
-def _describe(form: TypeForm) -> str:
-    if typing.get_origin(form) is Literal:
-        choices = typing.get_args(form)
-        return " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
-    return DESCRIPTIONS.get(form, "two strings")
+    options = list(list_options(command_type))
+    completed = [o for o in options if o == f"{option}-from" or o.endswith(f".{option[2:]}")]
+    prefix = option[: option.find(".") + 1] or "--"
+    own = {o.removeprefix(prefix): o for o in options if o.startswith(prefix)}
+    near = difflib.get_close_matches(option.removeprefix(prefix), own, n=1, cutoff=0.7)
+    found = [*completed, *(own[name] for name in near)]
+    return f"; did you mean {found[0]}?" if found else ""

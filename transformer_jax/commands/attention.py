@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import check_new_file, find_free_name
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.console import stdout
@@ -53,7 +54,7 @@ class Attention(RunCommand):
         # Check the options and the file before importing JAX, so that errors appear immediately.
         if self.target is not None:
             for name in self.select_given("beam_size", "alpha", "beam_end"):
-                option = f"--{name.replace('_', '-')}"
+                option = as_option(name)
                 raise UsageError(f"{option} does not apply with a TARGET, because no search runs")
         selection = Selection(self.kind, self.layer, self.view, self.heads or None, self.position)
         out = find_free_name(DEFAULT) if self.out is None else self.out

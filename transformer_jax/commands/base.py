@@ -45,6 +45,10 @@ class ConfigCommand(abc.ABC):
     """The command line, starting with the command's name."""
 
     argument_name: ClassVar[str] = "a config"
+    common: ClassVar[tuple[str, ...]] = ()
+    """The options that `--help` shows; `--help-all` shows all of them."""
+    example: ClassVar[str] = ""
+    """The arguments of an example in the help."""
 
     @abc.abstractmethod
     def load_rows(self) -> dict[str, Row]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import translate_command
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.commands.tables import (
@@ -136,7 +137,7 @@ class Evaluate(RunCommand):
     def _check_grid_options(self) -> None:
         """Reject grid options without `--grid`, and single-search options with `--grid`."""
         for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
-            option = f"--{name.replace('_', '-')}"
+            option = as_option(name)
             if not self.grid:
                 raise UsageError(f"{option} needs --grid")
             raise UsageError(f"--grid does not combine with {option}; it takes --step and --split")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
 from transformer_jax.errors import DataError, UsageError
@@ -54,7 +55,7 @@ class CheckpointCommand(PathCommand):
     def checkpoint_options(self) -> str:
         """The options that select the checkpoints, formatted for a shell command."""
         given = self.select_given("average_checkpoints", "step").items()
-        return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given)
+        return "".join(f" {as_option(name)} {value}" for name, value in given)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
 from transformer_jax.commands.inference import load_run
 from transformer_jax.console import progress_bar, stdout
@@ -103,7 +104,7 @@ class Plot(PathCommand):
         for name in self.select_given(*itertools.chain.from_iterable(OPTIONS.values())):
             if name not in OPTIONS[self.kind]:
                 kinds = [kind for kind, names in OPTIONS.items() if name in names]
-                option = f"--{name.replace('_', '-')}"
+                option = as_option(name)
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
         if self.out is None:
             free = find_free_name(Path(f"{self.kind}.svg"))

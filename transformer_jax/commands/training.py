@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tyro.conf import FlagCreatePairsOff
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import (
     ConfigCommand,
     FileCommand,
@@ -84,7 +85,7 @@ class TrainingCommand(ConfigCommand):
     def check_timeouts(self) -> None:
         """Raise a UsageError if a timeout is set without `--supervise` or is not positive."""
         for name in ("step_timeout", "phase_timeout"):
-            option, seconds = f"--{name.replace('_', '-')}", getattr(self, name)
+            option, seconds = as_option(name), getattr(self, name)
             if not self.supervise and seconds != getattr(type(self), name):
                 raise UsageError(f"{option} needs --supervise")
             # The negated comparison also rejects NaN.
@@ -116,6 +117,12 @@ class Train(FileCommand, TrainingCommand):
     resume: FlagCreatePairsOff[bool] = False
     """If the run already exists, continue it. A finished run stays as it is. Use
     this option in scripts that start the same command again after an interruption."""
+    common = (
+        *("out", "resume", "init_from", "data.batch_tokens", "model.dtype"),
+        *("train.steps", "train.warmup_steps", "train.seed", "train.parallelism"),
+        "train.gradient_accumulation_steps",
+    )
+    example = "train tiny --out runs/first --train.steps 200"
 
     @property
     def path(self) -> Path:

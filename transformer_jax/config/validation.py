@@ -97,7 +97,7 @@ class ConfigSection:
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most similar to `name`, or None if no name is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,11 +9,9 @@ from pages import ROOT
 
 from experiments.paper.__main__ import Paper
 from experiments.paper.index import ITEMS, Item, to_markdown
-from transformer_jax.cli import _create
 from transformer_jax.commands import COMMANDS
-from transformer_jax.commands.arguments import check_positional, split_words
+from transformer_jax.commands.arguments import given_fields, parse
 from transformer_jax.commands.base import ConfigCommand
-from transformer_jax.config import Config
 
 
 def check_test_exists(test: str) -> None:
@@ -34,17 +32,14 @@ def check_command(command: str) -> None:
         if module == "pytest":
             check_test_exists(arguments[0])
         else:
-            _create(Paper, arguments)
+            parse("paper", Paper, arguments)
         return
     assert program == "transformer-jax"
-    kind = COMMANDS[name]
-    words = split_words(rest, kind)
-    check_positional(name, kind, kind.argument_name, words.positional)
-    parsed = _create(kind, words.own)
+    parsed = parse(name, COMMANDS[name], rest)
     if isinstance(parsed, ConfigCommand):
-        # Parsing the same options for every row would take seconds, so use only the first row.
+        # Changing every row would take seconds, so change only the first row.
         first = next(iter(parsed.load_rows().values()))
-        _create(Config, words.of_config, first.config)
+        first.config.change(**given_fields(parsed.config, rest))
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.key)
@@ -76,7 +71,7 @@ def test_figure_3_selects_the_papers_word_in_the_papers_sentence() -> None:
 def test_the_small_warmup_sweep_needs_no_corpus() -> None:
     [item] = [item for item in ITEMS if item.key == "section5.3"]
     _, name, *rest = shlex.split(item.small)
-    parsed = _create(COMMANDS[name], split_words(rest, COMMANDS[name]).own)
+    parsed = parse(name, COMMANDS[name], rest)
     assert isinstance(parsed, ConfigCommand)
     rows = parsed.load_rows()
     assert {row.config.data.corpus for row in rows.values()} == {"number_words"}
