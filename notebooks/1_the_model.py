@@ -162,7 +162,7 @@ plt.show()
 # normalization for five positions whose vectors have very different scales.
 
 # %%
-from transformer_jax.model.layers import layer_norm
+from transformer_jax.model import layer_norm
 
 x = rng.normal(size=(5, 64)) * [[0.2], [0.5], [1], [2], [3]] + [[0], [1], [0], [-2], [1]]
 norm = layer_norm(base)
@@ -234,7 +234,7 @@ plt.show()
 # for the sentences in a batch, and one for the heads.
 
 # %%
-from transformer_jax.model.attention import masked_softmax, scaled_dot_product, weighted_sum
+from transformer_jax.model import masked_softmax, scaled_dot_product, weighted_sum
 
 q, k, v = (jnp.asarray(m, jnp.float32)[None, :, None, :] for m in (Q, K, V))  # (B, T, H, d)
 everywhere = jnp.ones((1, 1, 3, 3), bool)
@@ -315,7 +315,7 @@ model = build_transformer(small, vocab_size=len(vocabulary))
 params = jax.jit(model.init)(jax.random.key(1), tokens, tokens)["params"]
 
 # %%
-from transformer_jax.model.inspect import attention_weights
+from transformer_jax.model import attention_weights
 
 compute_weights = jax.jit(attention_weights, static_argnums=0)
 encoder = compute_weights(model, params, tokens, tokens)["encoder"]
@@ -342,7 +342,7 @@ plt.show()
 # independently. Because of this independence, masking a single head (notebook 3) is well defined.
 
 # %%
-from transformer_jax.model.attention import MultiHeadAttention
+from transformer_jax.model import MultiHeadAttention
 
 attention = MultiHeadAttention(small, lambda _: scaled_dot_product)
 x = jnp.asarray(rng.normal(size=(1, 8, 64)), jnp.float32)
@@ -371,7 +371,7 @@ print("largest difference from the module:", f"{jnp.abs(by_head.sum(axis=1) - re
 # the number of heads grows, and the number of parameters stays the same:
 
 # %%
-from transformer_jax.model.inspect import parameter_counts
+from transformer_jax.model import parameter_counts
 
 for h in (1, 8, 32):
     config = ModelConfig(num_heads=h, d_k=512 // h, d_v=512 // h)
@@ -387,7 +387,7 @@ for h in (1, 8, 32):
 # is 0.
 
 # %%
-from transformer_jax.model.masks import causal_mask, source_mask
+from transformer_jax.model import causal_mask, source_mask
 
 padded = jnp.pad(tokens, ((0, 0), (0, 3)))  # <pad> is token 0
 figure, panels = plt.subplots(1, 2, figsize=(8, 3.2))
@@ -443,7 +443,7 @@ plt.show()
 # %%
 from flax import linen as nn
 
-from transformer_jax.model.layers import FeedForward
+from transformer_jax.model import FeedForward
 
 ffn = FeedForward(small)
 result, variables = jax.jit(ffn.init_with_output)(jax.random.key(0), x)
@@ -491,7 +491,7 @@ plt.show()
 # initialization, when the components have variance $1 / d_{model}$.
 
 # %%
-from transformer_jax.model.positions import sinusoid
+from transformer_jax.model import sinusoid
 
 table = rng.normal(size=(2000, 512)) * 512**-0.5
 positions = sinusoid(jnp.arange(50), 512)
@@ -512,7 +512,7 @@ print("variance of the logits           ", (x @ table.T).var().round(2))
 # and the cross-entropy of the untrained model exceeds this value by less than 1:
 
 # %%
-from transformer_jax.model.losses import cross_entropy
+from transformer_jax.model import cross_entropy
 
 logits = jax.jit(model.apply)({"params": params}, tokens, tokens)
 loss = cross_entropy(logits, tokens, smoothing=0.0)
@@ -615,7 +615,7 @@ plt.show()
 # about 0.9 to the correct token and to spread the rest over the vocabulary.
 
 # %%
-from transformer_jax.training.optimizer import learning_rate
+from transformer_jax.training import learning_rate
 
 step = np.arange(1, 40_001, 40)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))

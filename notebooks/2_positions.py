@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from transformer_jax.model.positions import sinusoid
+from transformer_jax.model import sinusoid
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
@@ -233,9 +233,8 @@ plt.show()
 
 # %%
 from transformer_jax import Config, build_transformer
-from transformer_jax.data.batches import Batch
-from transformer_jax.data.prepare import prepare
-from transformer_jax.training.step import TrainStep, init_state
+from transformer_jax.data import Batch, prepare_text
+from transformer_jax.training import TrainStep, init_state
 
 config = Config().change(
     model={
@@ -251,7 +250,7 @@ config = Config().change(
     data={"vocab_size": 128, "num_pairs": 3000, "max_numbers_per_line": 2, "max_length": 64},
     train={"warmup_steps": 80, "learning_rate_scale": 0.5},
 )
-prepared = prepare(config.data)
+prepared = prepare_text(config.data)
 source, target = prepared.tokens("train")
 width = int(max(source.lengths.max(), target.lengths.max()))
 print(

@@ -38,12 +38,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from num2words import num2words
-from rich.console import Console
 
-import transformer_jax
-from transformer_jax import Config
-from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import run_training
+import transformer_jax as tj
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
 os.chdir(tempfile.mkdtemp())  # store the text and the run in a temporary folder
@@ -76,7 +72,7 @@ for split, part in parts.items():
 print(num2words(numbers[0], lang="en"), "->", num2words(numbers[0], lang="de"))
 
 # %%
-config = Config().change(
+config = tj.Config().change(
     model={
         "num_layers": 2,
         "d_model": 64,
@@ -105,16 +101,14 @@ config = Config().change(
     },
     decode={"beam_size": 1, "max_extra_length": 10},
 )
-quiet = Console(quiet=True)
-num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
-print(num_checkpoints, "checkpoints")
+run = tj.train(config, "runs/numbers", quiet=True)
+run
 
 # %% [markdown]
 # To run the same training from the command line, use `transformer-jax train CONFIG.py --out
-# runs/numbers`. You can load any finished run with a single line of code.
+# runs/numbers`. In another session, `tj.load("runs/numbers")` returns the same run.
 
 # %%
-run = transformer_jax.load("runs/numbers")
 run.plot_curves("train/loss", "dev/perplexity")
 
 # %% [markdown]
@@ -157,21 +151,12 @@ attention.show(kind="encoder", layer=-1)
 
 # %% [markdown]
 # The paper's figure 3 shows what one word, "making", attends to in layer 5 of 6. We show what the
-# token "thirty" attends to in the last layer of the encoder. The `picture` function creates the
-# same static figure that `attention.save("x.svg")` writes.
+# token "thirty" attends to in the last layer of the encoder. `attention.draw` creates the same
+# static figure that `attention.save("x.svg")` writes, and it takes the same arguments as `show`.
 
 # %%
-from transformer_jax.visualization.attention_figures import draw_attention
-from transformer_jax.visualization.attention_views import Selection
-
-
-def picture(**selection):
-    """Draw the selected attention weights; the arguments are the same as for `attention.show`."""
-    return draw_attention(attention.maps, Selection(**selection))
-
-
 tokens = list(attention.source_tokens)
-picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
+attention.draw(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %% [markdown]
 # Each color represents a head. As in the paper, the heads of a layer attend to different positions,
@@ -186,7 +171,7 @@ picture(kind="encoder", layer=-1, position=tokens.index("▁thirty"))
 
 # %%
 ein = attention.target_tokens.index("ein")
-picture(kind="cross", layer=-1, position=ein)
+attention.draw(kind="cross", layer=-1, position=ein)
 
 # %% [markdown]
 # Does a head attend to the ones digit in general, or only in this one sentence? We measure the
@@ -274,7 +259,7 @@ plt.show()
 # alignment view shows the weights of one layer, averaged over its heads.
 
 # %%
-picture(kind="cross", layer=-1, view="alignment")
+attention.draw(kind="cross", layer=-1, view="alignment")
 
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
@@ -288,7 +273,7 @@ picture(kind="cross", layer=-1, view="alignment")
 # The grid view shows the cross-attention of all heads in both layers.
 
 # %%
-picture(kind="cross", view="grid")
+attention.draw(kind="cross", view="grid")
 
 # %% [markdown]
 # ## Which heads matter?
@@ -306,7 +291,7 @@ one_head[2, layer, head] = False
 whole_layer[2, layer] = False
 print("with all heads:   ", run.translate([source])[0])
 for name, mask in (("without one head: ", one_head), ("without the layer:", whole_layer)):
-    [[masked]] = run.translator().translate(transformer_jax.mask_heads(run.params, mask), [source])
+    [[masked]] = run.translator().translate(tj.mask_heads(run.params, mask), [source])
     print(name, masked.text)
 
 # %% [markdown]
@@ -319,7 +304,7 @@ for name, mask in (("without one head: ", one_head), ("without the layer:", whol
 # starting with the least important, until the loss increases too much.
 
 # %%
-importance = transformer_jax.head_importance(run, num_sentences=64)
+importance = tj.head_importance(run, num_sentences=64)
 print(f"{importance.num_prunable} of {one_head.size} heads can be removed")
 importance.plot()
 

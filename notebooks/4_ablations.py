@@ -36,7 +36,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from transformer_jax.config.loading import load_rows
+import transformer_jax as tj
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
 BLUE, ORANGE = "#0072b2", "#d55e00"
@@ -49,7 +49,7 @@ RESULTS = Path(REPOSITORY, "experiments/results").resolve()
 # specifies only the fields that it changes.
 
 # %%
-rows = load_rows("table3")
+rows = tj.load_rows("table3")
 base = rows["base"].config
 for name, row in rows.items():
     changes = [f"{key} = {new}" for (_, key), (_, new) in base.differences(row.config).items()]
@@ -220,12 +220,6 @@ plt.show()
 import random
 
 from num2words import num2words
-from rich.console import Console
-
-import transformer_jax
-from transformer_jax import Config
-from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import run_training
 
 os.chdir(tempfile.mkdtemp())  # store the text and the runs in a temporary folder
 numbers = [n for n in range(21_000, 100_000) if n // 1000 % 10 and n % 1000 > 100 and n % 100 > 20]
@@ -236,7 +230,7 @@ for split, part in parts.items():
         text = "".join(f"{num2words(number, lang=language)}\n" for number in part)
         Path(f"{split}.{language}").write_text(text, "utf-8")
 
-config = Config().change(
+config = tj.Config().change(
     model={
         "num_layers": 1,
         "d_model": 32,
@@ -264,14 +258,13 @@ config = Config().change(
     },
     decode={"beam_size": 1, "max_extra_length": 8},
 )
-quiet = Console(quiet=True)
 for scheme in ("sinusoidal", "learned"):
     for seed in (0, 1):
         changed = config.change(model={"positions": scheme}, train={"seed": seed})
-        run_training(create_run(changed, Path(f"runs/{scheme}/seed-{seed}"), quiet), quiet)
+        tj.train(changed, f"runs/{scheme}/seed-{seed}", quiet=True)
 
 # %%
-comparison = transformer_jax.compare(sorted(Path("runs").glob("*/*")))
+comparison = tj.compare(sorted(Path("runs").glob("*/*")))
 comparison
 
 # %%

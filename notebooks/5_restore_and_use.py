@@ -38,15 +38,11 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from num2words import num2words
-from rich.console import Console
 
 # Simulate four devices on the CPU. Set this option before the first use of JAX.
 jax.config.update("jax_num_cpu_devices", 4)
 
-import transformer_jax
-from transformer_jax import Config
-from transformer_jax.training.create_run import create_run
-from transformer_jax.training.loop import run_training
+import transformer_jax as tj
 
 plt.rcParams.update({"figure.dpi": 90, "figure.constrained_layout.use": True})
 BLUE, ORANGE = "#0072b2", "#d55e00"
@@ -79,7 +75,7 @@ for split, part in parts.items():
         Path(f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 # %%
-config = Config().change(
+config = tj.Config().change(
     model={
         "num_layers": 1,
         "d_model": 64,
@@ -108,9 +104,7 @@ config = Config().change(
     },
     decode={"beam_size": 1, "max_extra_length": 10},
 )
-quiet = Console(quiet=True)
-num_checkpoints = run_training(create_run(config, Path("runs/numbers"), quiet), quiet)
-print(num_checkpoints, "checkpoints")
+tj.train(config, "runs/numbers", quiet=True)
 
 # %% [markdown]
 # ## Restore on one device
@@ -120,7 +114,7 @@ print(num_checkpoints, "checkpoints")
 # also works with a read-only copy of a run.
 
 # %%
-run = transformer_jax.load("runs/numbers")
+run = tj.load("runs/numbers")
 devices = {device for x in jax.tree.leaves(run.params) for device in x.devices()}
 print(f"trained on {len(jax.devices())} devices, restored on {len(devices)}")
 run
@@ -131,7 +125,7 @@ run
 # obtained by averaging the last 5 checkpoints" (section 6.1).
 
 # %%
-averaged = transformer_jax.load("runs/numbers", average_checkpoints=2)
+averaged = tj.load("runs/numbers", average_checkpoints=2)
 print("steps:", averaged.steps)
 run.plot_curves("train/loss", "dev/perplexity")
 
@@ -217,11 +211,8 @@ plt.show()
 # ## Attention
 
 # %%
-from transformer_jax.visualization.attention_figures import draw_attention
-from transformer_jax.visualization.attention_views import Selection
-
 attention = run.attention(lines[0])
-draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
+attention.draw(kind="cross", view="alignment")
 
 # %% [markdown]
 # Notebook 3 explains this figure. `attention.show()` displays the interactive view.
@@ -234,10 +225,7 @@ draw_attention(attention.maps, Selection(kind="cross", view="alignment"))
 # therefore change the encoding in two lines of code, without changing the trained parameters.
 
 # %%
-from transformer_jax.model.build import choose_components
-from transformer_jax.model.losses import cross_entropy
-from transformer_jax.model.positions import AddPositions, sinusoid
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model import AddPositions, choose_components, cross_entropy, sinusoid
 
 tokens = {
     language: run.vocabulary.source.encode(Path(f"test.{language}").read_text("utf-8").splitlines())
@@ -262,7 +250,7 @@ def loss_with(encode):
             return encode(positions)
 
     components = replace(choose_components(run.config.model), add_positions=Edited)
-    edited = Transformer(run.config.model, run.model.vocab_size, components=components)
+    edited = tj.Transformer(run.config.model, run.model.vocab_size, components=components)
     logits = jax.jit(edited.apply)({"params": run.params}, source, target)
     loss = cross_entropy(logits, target, smoothing=0.0)
     return float(loss.nll / loss.count)

@@ -25,7 +25,7 @@ Train the rows of an ablation with several seeds, and compare them:
     >>> tj.sweep("heads", "sweeps/heads", seeds=2)
     >>> tj.report("sweeps/heads").to_pandas()
 
-Add a part of the model in a file of your own; `docs/extending.md` lists the parts:
+Add a part of the model in your own file; `docs/extending.md` lists the parts:
 
     >>> @tj.register("model.activation", "squared_relu")
     ... def squared_relu(x):
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from transformer_jax.analysis.head_importance import head_importance
     from transformer_jax.analysis.plots import plot_losses, plot_positions, plot_schedule
     from transformer_jax.api import Report, report, sweep, train
+    from transformer_jax.evaluation.tasks import Task
     from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
@@ -93,6 +94,7 @@ __all__ = [
     "RunInterrupted",
     "StorageError",
     "SweepFailedError",
+    "Task",
     "TrainConfig",
     "Transformer",
     "TransformerJaxError",
@@ -120,6 +122,7 @@ __getattr__ = lazy_exports(
         "Attention": "inference.attention",
         "Report": "api",
         "Run": "inference.trained_run",
+        "Task": "evaluation.tasks",
         "Transformer": "model.transformer",
         "Translator": "inference.translate",
         "build_transformer": "model.build",

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import load_config, load_rows, run_name
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.inference.summary import html_table
@@ -215,7 +215,7 @@ def prepare_texts(planned: Sweep) -> list[str]:
     notes: dict[str | None, None] = {}
     for data in {config.data: None for config in configs}:
         most_steps = max(config.train.steps for config in configs if config.data == data)
-        notes[prepare(data).batches(data, 0).describe_repetition(most_steps)] = None
+        notes[prepare_text(data).batches(data, 0).describe_repetition(most_steps)] = None
     notes |= dict.fromkeys(config.describe_warmup() for config in configs)
     return [note for note in notes if note]
 

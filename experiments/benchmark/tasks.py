@@ -17,7 +17,7 @@ from experiments.benchmark.workloads import random_tokens
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
@@ -162,7 +162,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     """
     enable_compilation_cache()
     config = Config.from_dict(task["config"])
-    prepared = prepare(config.data)
+    prepared = prepare_text(config.data)
     sizes = prepared.vocabulary.sizes
     batches = prepared.batches(config.data, config.train.seed)
     # Measure the peak FLOP/s only once, because the measurement takes time.

@@ -109,9 +109,9 @@ def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> lis
         shapes: the maximum number of shapes. Each shape requires one compilation.
         count: the maximum number of batches.
     """
-    from transformer_jax.data.prepare import prepare
+    from transformer_jax.data.prepare import prepare_text
 
-    text = prepare(config.data).tokens("train")
+    text = prepare_text(config.data).tokens("train")
     room = tokens
     while True:
         batches = Batches(*text, batch_tokens=room, seed=config.train.seed)
@@ -138,9 +138,9 @@ def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
 
 def text_sources(config: Config, count: int) -> list[list[int]]:
     """Return the tokens, including EOS, of each of the first `count` source sentences."""
-    from transformer_jax.data.prepare import prepare
+    from transformer_jax.data.prepare import prepare_text
 
-    source, _ = prepare(config.data).tokens("train")
+    source, _ = prepare_text(config.data).tokens("train")
     chosen = range(min(count, len(source.offsets) - 1))
     return [source.flat[source.offsets[i] : source.offsets[i + 1]].tolist() for i in chosen]
 

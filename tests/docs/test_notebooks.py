@@ -1,5 +1,7 @@
 """Test that the notebooks match their scripts and have clean outputs, and run the scripts."""
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 from pages import ROOT, name
 
+# Each of these packages exports names that are part of the stable API.
+PUBLIC_PACKAGES = ("model", "data", "training")
 FOLDER = ROOT / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NOTEBOOKS = [script.with_suffix(".ipynb") for script in SCRIPTS]
@@ -112,3 +116,19 @@ def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_a_notebook_imports_only_public_names(script: Path) -> None:
+    public = {
+        package: set(importlib.import_module(package).__all__)
+        for package in ("transformer_jax", *(f"transformer_jax.{x}" for x in PUBLIC_PACKAGES))
+    }
+    for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformer_jax"):
+            assert {alias.name for alias in node.names} <= public[node.module or ""]
+        if isinstance(node, ast.Import):
+            names = {a.name for a in node.names if a.name.startswith("transformer_jax")}
+            assert names <= set(public)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.value.id != "tj" or node.attr in public["transformer_jax"]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, Paper, Row
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.reports.collect import collect_results
 from transformer_jax.reports.results import Results
@@ -134,7 +134,7 @@ def collect(sweep: Sweep) -> Results:
 
 def make_run(path: Path, config: Config = SMALL, perplexity: float | None = None) -> Path:
     """Create a run folder without training, and add scores if `perplexity` is given."""
-    prepared = prepare(config.data)
+    prepared = prepare_text(config.data)
     RunFolder.create(path, config, prepared.vocabulary, prepared.fingerprint)
     if perplexity is not None:
         run = SweepRun(path, path.name, path.name, config.train.seed, config)

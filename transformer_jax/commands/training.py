@@ -32,11 +32,11 @@ class Prepare(FileCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         """Prepare the text, and print the numbers of tokens, pairs, and batches."""
-        from transformer_jax.data.prepare import prepare
+        from transformer_jax.data.prepare import prepare_text
 
         config = rows[""].config
         with progress_bar():
-            prepared = prepare(config.data)
+            prepared = prepare_text(config.data)
         report = prepared.report
         stdout.print(f"corpus      {report['corpus']}")
         for name, tokenizer in prepared.vocabulary.tokenizers.items():

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket, max_rows
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, make_rng
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.model.target_platform import tracing_for
@@ -51,7 +51,7 @@ def prepare_shapes(config: Config) -> Shapes:
         DataError: the text cannot be used.
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
-    prepared = prepare(config.data)
+    prepared = prepare_text(config.data)
     buckets = prepared.batches(config.data, 0).buckets
     config = config.change(data=prepared.vocabulary.sizes)
     return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")

@@ -7,11 +7,13 @@ from transformer_jax.exports import lazy_exports
 if TYPE_CHECKING:
     from transformer_jax.data.batches import Batch
     from transformer_jax.data.corpora import CORPORA, Corpus
+    from transformer_jax.data.prepare import prepare_text
 
 __all__ = [
     "CORPORA",
     "Batch",
     "Corpus",
+    "prepare_text",
 ]
 
 __getattr__ = lazy_exports(
@@ -20,5 +22,6 @@ __getattr__ = lazy_exports(
         "Batch": "data.batches",
         "CORPORA": "data.corpora",
         "Corpus": "data.corpora",
+        "prepare_text": "data.prepare",
     },
 )

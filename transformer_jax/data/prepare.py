@@ -62,7 +62,7 @@ class Prepared(NamedTuple):
 
 
 @storage_errors("cannot write the corpus to the cache")
-def prepare(config: DataConfig, vocabulary: Vocabulary | None = None) -> Prepared:
+def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Prepared:
     """Encode the config's corpus, or load it from the cache.
 
     If `vocabulary` is None, train a vocabulary or load it from the cache.
@@ -99,7 +99,7 @@ def find_prepared(
             report = _read_report(folder)
             if report is not None and report["fingerprint"] == fingerprint:
                 return Prepared(folder, vocabulary, report)
-    prepared = prepare(config, vocabulary)
+    prepared = prepare_text(config, vocabulary)
     if prepared.fingerprint != fingerprint:
         raise DataError(
             f"{prepared.report['corpus']} is not the text that the run was created with, or its "

@@ -9,7 +9,7 @@ from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.encode import SIDES
-from transformer_jax.data.prepare import Prepared, find_prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.inspect import check_params
@@ -52,7 +52,7 @@ def create_run(
     if other is not None:
         _check_same_function(config.model, other)
     vocabulary = None if other is None else other.vocabulary
-    prepared = prepare(config.data, vocabulary)
+    prepared = prepare_text(config.data, vocabulary)
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):
@@ -89,7 +89,7 @@ def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> Ru
     sizes = folder.vocabulary.sizes
     if init_from is None and sizes != {field: getattr(config.data, field) for field in sizes}:
         # The text may be too short for the requested sizes. `create_run` stored the actual sizes.
-        sizes = prepare(config.data).vocabulary.sizes
+        sizes = prepare_text(config.data).vocabulary.sizes
     config = config.change(data=sizes)
     resumed = folder.with_config(config)
     paths = {field: getattr(config.data, field) for field in ("train", "dev", "test", "folder")}

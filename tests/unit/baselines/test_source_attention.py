@@ -43,7 +43,7 @@ def test_additive_attention_is_an_average_of_the_values_and_ignores_padding() ->
     assert {"query", "key"} <= set(params)
     context = floats(attend(module, params, MASK))
     values = floats(VALUES)
-    # An average lies between the smallest and the largest of the allowed values.
+    # An average is between the smallest and the largest of the allowed values.
     for row, length in enumerate((4, 2)):
         low, high = (f(values[row, :length], axis=0) for f in (np.min, np.max))
         assert ((low - 1e-5 <= context[row]) & (context[row] <= high + 1e-5)).all()

@@ -8,7 +8,7 @@ from example_configs import SMALL
 from processes import counts, mistake
 
 from transformer_jax.cli import main
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.runs.run_folder import RunFolder
 
 # Parameters
@@ -92,7 +92,7 @@ def test_diff_finds_a_shipped_config_next_to_a_folder_of_the_same_name(
 def test_diff_of_runs_names_the_software_versions_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepared = prepare(SMALL.data)
+    prepared = prepare_text(SMALL.data)
     for name, seed in (("a", 0), ("b", 1)):
         config = SMALL.change(train={"seed": seed})
         RunFolder.create(tmp_path / name, config, prepared.vocabulary, prepared.fingerprint)

@@ -20,7 +20,7 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
 from transformer_jax.data.number_words import NumberWords
-from transformer_jax.data.prepare import Prepared, find_prepared, prepare
+from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
@@ -46,7 +46,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_tokens_are_those_of_the_corpus_in_order(cache: Path) -> None:
-    prepared = prepare(CONFIG)
+    prepared = prepare_text(CONFIG)
     assert prepared.folder.is_relative_to(cache)
     for split in SPLITS:
         lines = [list(side) for side in zip(*NumberWords(300).read(split), strict=True)]
@@ -58,7 +58,7 @@ def test_tokens_are_those_of_the_corpus_in_order(cache: Path) -> None:
 
 def test_pairs_that_are_too_long_are_dropped_from_training_only() -> None:
     config = replace(CONFIG, max_length=12)
-    prepared = prepare(config)
+    prepared = prepare_text(config)
     for split in SPLITS:
         longest = [
             max(map(len, prepared.vocabulary.target.encode(pair)))
@@ -78,10 +78,10 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
 
-    first, before = prepare(CONFIG), times()
+    first, before = prepare_text(CONFIG), times()
     # After this point, any attempt to read the corpus fails.
     monkeypatch.delattr(NumberWords, "read")
-    second = prepare(CONFIG)
+    second = prepare_text(CONFIG)
     assert times() == before
     assert (second.folder, second.report) == (first.folder, first.report)
     assert second.vocabulary.target.model == first.vocabulary.target.model
@@ -90,12 +90,12 @@ def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.Mon
 def test_the_fingerprint_depends_on_the_content_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = prepare(CONFIG).fingerprint
+    one = prepare_text(CONFIG).fingerprint
     others = [replace(CONFIG, vocab_size=200), replace(CONFIG, num_pairs=301)]
     others += [replace(CONFIG, max_length=12)]
-    assert len({one, *(prepare(other).fingerprint for other in others)}) == 4
+    assert len({one, *(prepare_text(other).fingerprint for other in others)}) == 4
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "another cache"))
-    assert prepare(CONFIG).fingerprint == one
+    assert prepare_text(CONFIG).fingerprint == one
 
 
 def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -111,13 +111,13 @@ def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_a_given_vocabulary_is_used_and_none_is_trained(cache: Path) -> None:
-    prepared = prepare(CONFIG, VOCABULARY)
+    prepared = prepare_text(CONFIG, VOCABULARY)
     assert prepared.vocabulary is VOCABULARY
     assert prepared.report["vocabulary"] == {"size": 100, "sha256": TOKENIZER.digest}
     sources = [source for source, _ in NumberWords(300).read("dev")]
     assert sequences(prepared, "dev")[0] == TOKENIZER.encode(sources)
     assert list(cache.rglob("*.model")) == []
-    assert prepare(CONFIG).folder != prepared.folder
+    assert prepare_text(CONFIG).folder != prepared.folder
 
 
 def test_lines_of_a_text_that_changes_meanwhile_are_not_kept(
@@ -140,9 +140,9 @@ def test_lines_of_a_text_that_changes_meanwhile_are_not_kept(
 
     changed = pytest.raises(DataError, match=r"dev\.de was changed while it was read")
     with changed, report_to(change_dev):
-        prepare(config, VOCABULARY)
+        prepare_text(config, VOCABULARY)
     (tmp_path / "dev.de").write_text(contents["dev.de"])
-    assert prepare(config, VOCABULARY).lines("dev") == (["dev.en"] * 9, ["dev.de"] * 9)
+    assert prepare_text(config, VOCABULARY).lines("dev") == (["dev.en"] * 9, ["dev.de"] * 9)
 
 
 CHUNK = 8
@@ -189,7 +189,7 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> Encoder:
 @pytest.fixture
 def complete(encoder: Encoder, cache: Path) -> dict[str, bytes]:
     """The files that `prepare` writes to the cache if nothing interrupts it."""
-    prepare(CONFIG, VOCABULARY)
+    prepare_text(CONFIG, VOCABULARY)
     assert (encoder.calls, encoder.lines) == (CALLS, LINES)
     files = read_files(cache)
     shutil.rmtree(cache)
@@ -211,9 +211,9 @@ def test_an_interrupted_preparation_resumes_and_gives_the_same_files(
     for call in range(CALLS):
         encoder.reset(fails_at=call, error=error)
         with pytest.raises(StorageError if isinstance(error, OSError) else type(error)):
-            prepare(CONFIG, VOCABULARY)
+            prepare_text(CONFIG, VOCABULARY)
         assert not list(cache.rglob("report.json"))
-        prepare(CONFIG, VOCABULARY)
+        prepare_text(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
         # Only the source sentences in the interrupted chunk should be re-encoded.
         assert 0 <= encoder.lines - LINES <= (CHUNK if call % 2 else 0)
@@ -229,10 +229,10 @@ def test_a_preparation_that_is_interrupted_many_times_still_finishes(
     while encoder.calls < CALLS + interruptions - 2:
         encoder.fails_at = encoder.calls + 3
         with pytest.raises(KeyboardInterrupt):
-            prepare(CONFIG, VOCABULARY)
+            prepare_text(CONFIG, VOCABULARY)
         interruptions += 1
     assert interruptions == CALLS // 2 - 1
-    prepare(CONFIG, VOCABULARY)
+    prepare_text(CONFIG, VOCABULARY)
     assert read_files(cache) == complete
 
 
@@ -243,7 +243,7 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
     for call in range(1, CALLS, 4):
         encoder.reset(fails_at=call)
         with pytest.raises(KeyboardInterrupt):
-            prepare(CONFIG, VOCABULARY)
+            prepare_text(CONFIG, VOCABULARY)
         (partial,) = cache.rglob("*.partial")
         files = [path for path in partial.iterdir() if "journal" not in path.name]
         journals = list(partial.glob("*.journal.json"))
@@ -259,7 +259,7 @@ def test_damage_to_a_partial_preparation_does_not_change_the_result(
             # A `prepare` call that is interrupted before it renames the folder leaves a report.json
             # behind.
             (partial / "report.json").write_text("{}")
-        prepare(CONFIG, VOCABULARY)
+        prepare_text(CONFIG, VOCABULARY)
         assert read_files(cache) == complete
         shutil.rmtree(cache)
 
@@ -281,9 +281,9 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, interrupt)
             with pytest.raises(StorageError if error is OSError else error):
-                prepare(CONFIG, VOCABULARY)
+                prepare_text(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
-        prepare(CONFIG, VOCABULARY)
+        prepare_text(CONFIG, VOCABULARY)
         # Everything is encoded again only if the interruption occurred after the journals were
         # removed and before the folder was renamed.
         assert encoder.lines == LINES * (2 if name == "rename" else 1)
@@ -295,7 +295,7 @@ KILLED_AFTER = """
 import os, signal, sys
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.progress import report_to
 
 encode.CHUNK_PAIRS = 16
@@ -308,7 +308,7 @@ def die(activity, done, total):
         os.kill(os.getpid(), signal.SIGKILL)
 
 with report_to(die):
-    prepare(DataConfig(num_pairs=300, vocab_size=256))
+    prepare_text(DataConfig(num_pairs=300, vocab_size=256))
 """
 
 
@@ -322,9 +322,9 @@ def test_a_new_process_resumes_the_work_of_a_killed_one(
         killed = subprocess.run([sys.executable, "-c", KILLED_AFTER, str(calls)], check=False)
         assert killed.returncode == -signal.SIGKILL
         assert not list(cache.rglob("report.json"))
-    prepare(CONFIG)
+    prepare_text(CONFIG)
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "other"))
-    prepare(CONFIG)
+    prepare_text(CONFIG)
     assert read_files(cache) == read_files(tmp_path / "other")
 
 
@@ -348,13 +348,13 @@ def test_two_processes_that_prepare_the_same_text_share_the_work(
 
     def prepare_first() -> None:
         with report_to(first):
-            results.append(prepare(CONFIG, VOCABULARY))
+            results.append(prepare_text(CONFIG, VOCABULARY))
 
     thread = threading.Thread(target=prepare_first)
     thread.start()
     assert has_started.wait(60)
     with report_to(second):
-        results.append(prepare(CONFIG, VOCABULARY))
+        results.append(prepare_text(CONFIG, VOCABULARY))
     thread.join()
     assert activities == ["waiting for another process that is preparing the same text"]
     assert encoder.lines == LINES
@@ -367,7 +367,7 @@ def test_two_processes_that_prepare_the_same_text_share_the_work(
 def test_a_damaged_corpus_is_encoded_again(
     encoder: Encoder, complete: dict[str, bytes], cache: Path
 ) -> None:
-    folder = prepare(CONFIG, VOCABULARY).folder
+    folder = prepare_text(CONFIG, VOCABULARY).folder
     report = json.loads((folder / "report.json").read_bytes())
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
@@ -377,11 +377,11 @@ def test_a_damaged_corpus_is_encoded_again(
             damaged += [b"[]", b"null", b"{}", b'{"sizes": {}}', json.dumps(incomplete).encode()]
         for content in damaged:
             path.write_bytes(content)
-            prepare(CONFIG, VOCABULARY)
+            prepare_text(CONFIG, VOCABULARY)
             assert read_files(cache) == complete
         path.unlink()
         encoder.reset()
-        prepare(CONFIG, VOCABULARY)
+        prepare_text(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         assert read_files(cache) == complete
 
@@ -403,12 +403,12 @@ def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
 
 def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) -> None:
     config = write_texts(tmp_path / "texts", WORDS)
-    first = prepare(config)
+    first = prepare_text(config)
     shutil.rmtree(tmp_path / "texts")
     again = find_prepared(config, first.vocabulary, first.fingerprint)
     assert (again.folder, again.report) == (first.folder, first.report)
     with pytest.raises(DataError, match="there is no file"):
-        prepare(config)
+        prepare_text(config)
     with pytest.raises(DataError, match="there is no file"):
         find_prepared(config, first.vocabulary, "0" * 64)
     with pytest.raises(DataError, match="there is no file"):
@@ -421,7 +421,7 @@ def test_the_data_of_a_run_is_found_although_its_files_are_gone(tmp_path: Path) 
 
 
 def test_the_text_of_a_run_may_move_but_not_change(cache: Path, tmp_path: Path) -> None:
-    first = prepare(write_texts(tmp_path / "texts", WORDS))
+    first = prepare_text(write_texts(tmp_path / "texts", WORDS))
     shutil.rmtree(cache)
     moved = write_texts(tmp_path / "moved", WORDS)
     assert find_prepared(moved, first.vocabulary, first.fingerprint).report == first.report
@@ -450,7 +450,7 @@ def test_a_fault_in_any_file_is_raised_before_training_and_encoding(
     encoder = Encoder(monkeypatch)
     samples = record_training(monkeypatch)
     with pytest.raises(DataError, match=r"^dev\.de, line 7: not UTF-8"):
-        prepare(config, vocabulary)
+        prepare_text(config, vocabulary)
     assert (encoder.calls, samples) == (0, [])
 
 
@@ -458,12 +458,12 @@ MEASURE_MEMORY = r"""
 import re, sys
 from pathlib import Path
 from transformer_jax.config import DataConfig
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 
 config = DataConfig(
     corpus="text", train=("a", "b"), dev=("c", "d"), folder=sys.argv[1], vocab_size=1000
 )
-report = prepare(config).report["train"]
+report = prepare_text(config).report["train"]
 # `getrusage` would include the process that this one was forked from.
 kilobytes = int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 print(report, kilobytes)
@@ -520,6 +520,6 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "file"))
     with pytest.raises(StorageError) as caught:
-        prepare(CONFIG)
+        prepare_text(CONFIG)
     assert str(tmp_path / "file") in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from corpora import sentences, sequences, write_treebank
 from transformer_jax.config import DataConfig
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.corpora import CORPORA, Corpus, bleu_tokenizer
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tree_files import TreeFiles
 from transformer_jax.errors import ConfigError, DataError
 
@@ -104,7 +104,7 @@ def test_each_symbol_of_a_tree_is_one_token(tmp_path: Path) -> None:
         target_tokens="words",
         max_length=32,
     )
-    prepared = prepare(config)
+    prepared = prepare_text(config)
     assert bleu_tokenizer(config) == "none"
     # The vocabulary contains four special tokens, three pairs of brackets, XX, and the period.
     assert prepared.vocabulary.sizes["vocab_size"] == 4 + 6 + 2

@@ -9,7 +9,7 @@ from corpora import TOKENIZER, WORDS, InMemoryCorpus, Pairs, use_corpus
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data import vocabulary as vocabulary_module
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import MAX_TRAINING_LINE, Tokenizer
 from transformer_jax.errors import DataError
@@ -44,11 +44,11 @@ def test_a_vocabulary_is_trained_on_fit_pairs_spread_evenly_over_the_text(
     monkeypatch.setattr(vocabulary_module, "SAMPLE_PAIRS", 10)
     use_corpus(monkeypatch, InMemoryCorpus(pairs, WORDS[:1]))
     samples = record_training(monkeypatch)
-    prepare(replace(CONFIG, vocab_size=100))
+    prepare_text(replace(CONFIG, vocab_size=100))
     spread = [line for number in (0, 10, 40, 50, 60, 70, 80, 90) for line in pairs[number]]
     assert samples == [[*spread[:4], "short", *spread[4:]]]
     # The vocabulary depends only on the text, not on the length limits for training pairs.
-    prepare(replace(CONFIG, vocab_size=100, max_length=20, max_ratio=2.0))
+    prepare_text(replace(CONFIG, vocab_size=100, max_length=20, max_ratio=2.0))
     assert len(samples) == 1
 
 
@@ -60,7 +60,7 @@ def test_the_sample_for_the_vocabulary_is_limited_in_bytes(
     monkeypatch.setattr(vocabulary_module, "SAMPLE_BYTES", limit)
     use_corpus(monkeypatch, InMemoryCorpus(pairs, WORDS[:1]))
     samples = record_training(monkeypatch)
-    prepare(replace(CONFIG, vocab_size=100, max_ratio=100.0))
+    prepare_text(replace(CONFIG, vocab_size=100, max_ratio=100.0))
     (sample,) = samples
     assert sample == [line for pair in pairs[::step] for line in pair]
     assert len("".join(sample).encode()) <= limit
@@ -72,12 +72,12 @@ def test_a_corpus_without_a_line_to_train_the_vocabulary_on_is_refused(
 ) -> None:
     use_corpus(monkeypatch, InMemoryCorpus([(line, line)] * 9, WORDS[:1]))
     with pytest.raises(DataError, match="no text to train a vocabulary on: all 9 pairs of lines"):
-        prepare(CONFIG)
+        prepare_text(CONFIG)
 
 
 def test_a_source_vocabulary_that_is_too_small_is_reported_with_its_option() -> None:
     with pytest.raises(DataError, match=r"^cannot train .* 9 tokens .*data\.source_vocab_size"):
-        prepare(replace(CONFIG, source_vocab_size=9))
+        prepare_text(replace(CONFIG, source_vocab_size=9))
 
 
 def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
@@ -90,7 +90,7 @@ def test_an_error_of_the_corpus_during_training_of_the_vocabulary_is_raised(
 
     use_corpus(monkeypatch, FailingCorpus(WORDS, WORDS))
     with pytest.raises(DataError, match=r"^train\.en was changed while it was read$"):
-        prepare(CONFIG)
+        prepare_text(CONFIG)
 
 
 def is_model(data: bytes) -> bool:
@@ -102,7 +102,7 @@ def is_model(data: bytes) -> bool:
 
 
 def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
-    prepared = prepare(CONFIG)
+    prepared = prepare_text(CONFIG)
     (path,) = cache.rglob("*.model")
     model = prepared.vocabulary.target.model
     # A model file that is cut off after a complete token is a valid but smaller model.
@@ -110,7 +110,7 @@ def test_a_damaged_vocabulary_is_trained_again(cache: Path) -> None:
     assert len(Tokenizer(smaller)) < len(Tokenizer(model))
     for damaged in (b"", model[:-1], b"no model", b"\0" * 999, smaller):
         path.write_bytes(damaged)
-        assert prepare(CONFIG).folder == prepared.folder
+        assert prepare_text(CONFIG).folder == prepared.folder
         assert path.read_bytes() == model
     path.with_suffix(".sha256").unlink()
-    assert prepare(CONFIG).folder == prepared.folder
+    assert prepare_text(CONFIG).folder == prepared.folder

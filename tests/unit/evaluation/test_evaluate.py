@@ -9,7 +9,7 @@ import sacrebleu
 from example_configs import read_pairs
 from run_files import write_untrained_run
 
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError
 from transformer_jax.evaluation.evaluate import (
     Evaluation,
@@ -104,7 +104,7 @@ def test_single_checkpoints_are_scored_next_to_their_mean(run: Run, evaluation: 
     assert [single["step"] for single in singles] == [4, 8]
     assert {key: evaluation.result[key] for key in singles[1]} == singles[1]
     assert of_mean.per_checkpoint[1] == evaluation
-    batches = scoring_batches(*prepare(run.config.data, run.vocabulary).tokens("dev"))
+    batches = scoring_batches(*prepare_text(run.config.data, run.vocabulary).tokens("dev"))
     params = read_params(run.folder, [4])
     assert singles[0]["perplexity"] == perplexity(score_sentences(run.model, params, batches))
     assert len({of_mean.result["perplexity"], *(s["perplexity"] for s in singles)}) == 3

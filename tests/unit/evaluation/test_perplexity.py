@@ -9,7 +9,7 @@ from example_configs import SMALL
 from oracles import floats
 from run_files import write_untrained_run
 
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import (
     SentenceScore,
@@ -23,7 +23,7 @@ from transformer_jax.inference.trained_run import Run, load
 
 def test_the_score_of_a_sentence_does_not_depend_on_other_sentences(tmp_path: Path) -> None:
     run = load(write_untrained_run(tmp_path / "run", steps=(8,)).path, average_checkpoints=1)
-    sides = prepare(run.config.data, run.vocabulary).tokens("dev")
+    sides = prepare_text(run.config.data, run.vocabulary).tokens("dev")
     source, target = (type(side)(side.flat, side.offsets[:21]) for side in sides)
     model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
     expected: list[SentenceScore] = []

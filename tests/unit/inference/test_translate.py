@@ -10,7 +10,7 @@ from example_configs import SMALL, read_pairs
 from run_files import write_untrained_run
 
 from transformer_jax.console import format_for_shell
-from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.prepare import Prepared, prepare_text
 from transformer_jax.errors import DataError, OutOfMemoryError, UsageError
 from transformer_jax.inference import translate
 from transformer_jax.inference.trained_run import Run, load
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def prepared(run: Run) -> Prepared:
-    return prepare(run.config.data, run.vocabulary)
+    return prepare_text(run.config.data, run.vocabulary)
 
 
 @pytest.fixture(scope="module")

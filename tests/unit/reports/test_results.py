@@ -15,7 +15,7 @@ from example_configs import SMALL
 from run_files import HOSTILE, RESULTS, collect, make_finished_sweep, make_run, set_status
 
 from transformer_jax.config import Paper, Row
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
@@ -158,7 +158,7 @@ def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) ->
         make_run(tmp_path / f"run-{seed}", SMALL.change(train={"seed": seed}), perplexity)
         for seed, perplexity in enumerate([5.0, 5.5, 900.0])
     ]
-    prepared = prepare(SMALL.data)
+    prepared = prepare_text(SMALL.data)
     lines = prepared.lines("dev")[1]
     for path in paths:
         [reference] = path.glob("evaluations/dev-*/reference.txt")

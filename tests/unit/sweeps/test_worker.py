@@ -8,7 +8,7 @@ from corpora import write_treebank
 from example_configs import SMALL
 
 from transformer_jax.config import Config, Row
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import RunInterrupted
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
@@ -32,7 +32,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
     sweep = plan_sweep(tmp_path / "sweep", {"trees": Row(Config().change(data=data))}, 1)
     sweep.store()
     [run] = sweep.runs
-    prepared = prepare(run.config.data)
+    prepared = prepare_text(run.config.data)
     RunFolder.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
     run.log_file.touch()
     monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from example_configs import SMALL
 
-from transformer_jax.data.prepare import prepare
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.components import RunComponents
@@ -15,7 +15,7 @@ from transformer_jax.training.metric_writer import MetricWriter
 
 
 def test_a_bad_reference_is_reported_before_training(tmp_path: Path) -> None:
-    prepared = prepare(SMALL.data)
+    prepared = prepare_text(SMALL.data)
     folder = RunFolder(
         tmp_path, SMALL.change(data={"task": "parsing"}), prepared.vocabulary, prepared.fingerprint
     )
