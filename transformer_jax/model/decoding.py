@@ -6,8 +6,9 @@ hypotheses move between slots, only `ancestors` changes: for the hypothesis that
 ancestors[b, j, l] is the slot that read token l, so the token's key and value are in cache entry
 l J + ancestors[b, j, l].
 
-Shapes: B batch, S source positions, D d_model, H heads, K d_k, V d_v, N vocab_size, J hypotheses
-per sentence, L maximum translation length, LJ = L J cache entries, _ any size.
+Shapes: B batch, S source positions, D d_model, G heads of keys and values, K d_k, V d_v, N
+vocab_size, J hypotheses per sentence, L maximum translation length, LJ = L J cache entries, _ any
+size.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, Positions
 from transformer_jax.model.layers import DecoderLayer
 
@@ -24,17 +24,17 @@ from transformer_jax.model.layers import DecoderLayer
 class KeyValueCache(NamedTuple):
     """Keys and values in the layout that a decoding step reads fastest: one matrix per head."""
 
-    keys: Float[Array, "B H K _"]
-    values: Float[Array, "B H _ V"]
+    keys: Float[Array, "B G K _"]
+    values: Float[Array, "B G _ V"]
 
 
 class DecodingState(NamedTuple):
     """The arrays that are carried from one decoding step to the next."""
 
     caches: list[KeyValueCache]
-    """Each layer's self-attention keys [B, H, K, LJ] and values [B, H, LJ, V]."""
+    """Each layer's self-attention keys [B, G, K, LJ] and values [B, G, LJ, V]."""
     memories: list[KeyValueCache]
-    """Each layer's cross-attention keys [B, H, K, S] and values [B, H, S, V]."""
+    """Each layer's cross-attention keys [B, G, K, S] and values [B, G, S, V]."""
     memory_mask: Bool[Array, "B 1 1 S"]
 
 
@@ -63,14 +63,12 @@ class CacheView(NamedTuple):
 
 
 def empty_cache(
-    config: ModelConfig, num_sentences: int, num_hypotheses: int, max_length: int
+    attention: MultiHeadAttention, x: Float[Array, "B D"], num_entries: int
 ) -> KeyValueCache:
-    """Return a layer's cache with room for `max_length` tokens per hypothesis."""
-    c, num_entries = config, max_length * num_hypotheses
-    return KeyValueCache(
-        keys=jnp.zeros((num_sentences, c.num_heads, c.d_k, num_entries), c.dtype),
-        values=jnp.zeros((num_sentences, c.num_heads, num_entries, c.d_v), c.dtype),
-    )
+    """Return a cache of zeros for the keys and values of a self-attention with inputs like x."""
+    x = jnp.zeros((len(x), num_entries, x.shape[-1]), x.dtype)
+    # XLA does not compute the projections, because only their shapes are used.
+    return jax.tree.map(jnp.zeros_like, to_cache_layout(attention, x))
 
 
 def decode_layer(
@@ -81,35 +79,36 @@ def decode_layer(
     memory: KeyValueCache,
     memory_mask: Bool[Array, "#B 1 1 S"],
 ) -> tuple[Float[Array, "B J D"], KeyValueCache]:
-    """Evaluate `DecoderLayer.__call__` at a single position, and cache the new keys and values.
+    """Evaluate the layer at a single position, and cache the new keys and values.
 
-    Keep this function and `DecoderLayer.__call__` in sync.
     The layer must be bound to its parameters. `memory` contains projected keys and values.
     """
-    h = layer.self_attention_residual.enter(x)
-    new = to_cache_layout(layer.self_attention, h)
-    update = jax.lax.dynamic_update_slice_in_dim
-    keys = update(cache.keys, new.keys, view.start, axis=3)
-    cache = KeyValueCache(keys, update(cache.values, new.values, view.start, axis=2))
-    # The J hypotheses of a sentence act as J queries. Masking the entries of other hypotheses is
-    # cheaper than moving entries between slots.
-    attended = layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
-    x = layer.self_attention_residual.leave(x, attended)
-    h = layer.cross_attention_residual.enter(x)
-    attended = layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
-    x = layer.cross_attention_residual.leave(x, attended)
-    h = layer.feed_forward_residual.enter(x)
-    return layer.feed_forward_residual.leave(x, layer.feed_forward(h)), cache
+
+    def attend(h: Float[Array, "B J D"]) -> Float[Array, "B J D"]:
+        nonlocal cache
+        new = to_cache_layout(layer.self_attention, h)
+        update = jax.lax.dynamic_update_slice_in_dim
+        keys = update(cache.keys, new.keys, view.start, axis=3)
+        cache = KeyValueCache(keys, update(cache.values, new.values, view.start, axis=2))
+        # The J hypotheses of a sentence act as J queries. Masking the entries of other hypotheses
+        # is cheaper than moving entries between slots.
+        return layer.self_attention.attend(h, *from_cache_layout(cache), view.mask, view.positions)
+
+    def read_memory(h: Float[Array, "B J D"]) -> Float[Array, "B J D"]:
+        return layer.cross_attention.attend(h, *from_cache_layout(memory), memory_mask)
+
+    x = layer.connect(x, attend, read_memory)
+    return x, cache
 
 
 def to_cache_layout(attention: MultiHeadAttention, x: Float[Array, "B _ D"]) -> KeyValueCache:
-    """Project each row of x to keys [B, H, K, _] and values [B, H, _, V]."""
+    """Project each row of x to keys [B, G, K, _] and values [B, G, _, V]."""
     key, value = attention.project_keys_and_values(x)
     return KeyValueCache(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
 
 def from_cache_layout(
     cache: KeyValueCache,
-) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
-    """Transpose keys and values back to [B, S, H, K] and [B, S, H, V]."""
+) -> tuple[Float[Array, "B S G K"], Float[Array, "B S G V"]]:
+    """Transpose keys and values back to [B, S, G, K] and [B, S, G, V]."""
     return cache.keys.transpose(0, 3, 1, 2), cache.values.swapaxes(1, 2)

@@ -155,11 +155,30 @@ class DecoderLayer(nn.Module):
         train: bool = False,
     ) -> Float[Array, "B T D"]:
         """Return the layer's output; masks are True where attention is allowed."""
+
+        def attend(h: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+            return self.self_attention(h, h, mask, train=train)
+
+        def read_memory(h: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+            return self.cross_attention(h, memory, memory_mask, train=train)
+
+        return self.connect(x, attend, read_memory, train=train)
+
+    def connect(
+        self,
+        x: Float[Array, "B T D"],
+        attend: Callable[[Array], Array],
+        read_memory: Callable[[Array], Array],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Return the layer's output, given its two kinds of attention as functions.
+
+        Cached decoding passes functions that attend to stored keys and values.
+        """
         h = self.self_attention_residual.enter(x)
-        attended = self.self_attention(h, h, mask, train=train)
-        x = self.self_attention_residual.leave(x, attended, train=train)
+        x = self.self_attention_residual.leave(x, attend(h), train=train)
         h = self.cross_attention_residual.enter(x)
-        attended = self.cross_attention(h, memory, memory_mask, train=train)
-        x = self.cross_attention_residual.leave(x, attended, train=train)
+        x = self.cross_attention_residual.leave(x, read_memory(h), train=train)
         h = self.feed_forward_residual.enter(x)
         return self.feed_forward_residual.leave(x, self.feed_forward(h, train=train), train=train)

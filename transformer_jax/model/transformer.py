@@ -72,9 +72,10 @@ class Transformer(EncoderDecoder, kw_only=True):
     ) -> DecodingState:
         """Encode the source, and allocate a cache for `max_length` tokens per hypothesis."""
         memory = self.encode(source)
-        empty = empty_cache(self.config, len(source), num_hypotheses, max_length)
+        entries = max_length * num_hypotheses
+        caches = [empty_cache(x.self_attention, memory[:, 0], entries) for x in self.decoder]
         memories = [to_cache_layout(layer.cross_attention, memory) for layer in self.decoder]
-        return DecodingState([empty] * len(memories), memories, source_mask(source))
+        return DecodingState(caches, memories, source_mask(source))
 
     def decode_step(
         self,
