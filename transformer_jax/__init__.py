@@ -73,21 +73,32 @@ if TYPE_CHECKING:
     from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
-    from transformer_jax.model.build import build_transformer
+    from transformer_jax.model.attention import MultiHeadAttention
+    from transformer_jax.model.build import PositionScheme, build_transformer
+    from transformer_jax.model.dropout import Dropout
     from transformer_jax.model.head_mask import mask_heads
+    from transformer_jax.model.layers import FeedForward
+    from transformer_jax.model.linear import Dense
+    from transformer_jax.model.positions import AddPositions
     from transformer_jax.model.transformer import Transformer
 
 __all__ = [
+    "AddPositions",
     "Attention",
     "Config",
     "ConfigError",
     "DataConfig",
     "DataError",
     "DecodeConfig",
+    "Dense",
     "DivergedError",
+    "Dropout",
+    "FeedForward",
     "ModelConfig",
+    "MultiHeadAttention",
     "OutOfMemoryError",
     "Paper",
+    "PositionScheme",
     "Report",
     "Row",
     "Run",
@@ -119,7 +130,13 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
+        "AddPositions": "model.positions",
         "Attention": "inference.attention",
+        "Dense": "model.linear",
+        "Dropout": "model.dropout",
+        "FeedForward": "model.layers",
+        "MultiHeadAttention": "model.attention",
+        "PositionScheme": "model.build",
         "Report": "api",
         "Run": "inference.trained_run",
         "Task": "evaluation.tasks",

@@ -49,8 +49,21 @@ VARIANTS: list[dict[str, Any]] = [
         "norm": "rms_norm",
         "feed_forward": "swiglu",
         "feed_forward_bias": False,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "query_key_norm": True,
+        "positions": "rotary",
     },
-    {"norm": "rms_norm", "feed_forward": "geglu"},
+    {
+        "feed_forward": "geglu",
+        "num_kv_heads": 1,
+        "attention_window": 2,
+        "query_key_norm": True,
+        "attention_score": "additive",
+        **ODD_HEADS,
+    },
+    {"num_kv_heads": 1, "attention_implementation": "blockwise"},
+    {"num_kv_heads": 1, "positions": "relative", **ODD_HEADS},
 ]
 
 # Together, these variants cover most options. Other unit tests cover the remaining variants.

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
-from transformer_jax.config.sections import ADDED_POSITIONS
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -53,7 +52,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
         )
     if config.positions == "none":
         raise UsageError(f"{run.folder.path} does not encode positions (model.positions none)")
-    if config.positions not in ADDED_POSITIONS:
+    if config.positions_replace_attention:
         raise UsageError(
             f"{run.folder.path} has no table of positions: with model.positions "
             f"{config.positions}, positions act within self-attention"

@@ -12,6 +12,8 @@ OWN = ("transformer", "rnn", "conv")
 USED_BY: dict[str, tuple[str, ...]] = {
     "d_ff": TRANSFORMER,
     "num_heads": TRANSFORMER,
+    "num_kv_heads": TRANSFORMER,
+    "query_key_norm": TRANSFORMER,
     "d_k": TRANSFORMER,
     "d_v": TRANSFORMER,
     "activation": TRANSFORMER,
@@ -72,7 +74,7 @@ def check_architecture(model: ModelConfig) -> None:
         model.require(field, is_valid, rule)
     if model.architecture == "conv":
         rule = f"{', '.join(ADDED_POSITIONS[:-1])}, or none with model.architecture conv"
-        model.require("positions", model.positions in ADDED_POSITIONS, rule)
+        model.require("positions", not model.positions_replace_attention, rule)
     if model.attention_score == "none":
         rule = "False with model.attention_score none (the decoder has no attentional output)"
         model.require("rnn_input_feeding", not model.rnn_input_feeding, rule)

@@ -16,6 +16,7 @@ from transformer_jax.config.validation import (
     between,
     part_of,
 )
+from transformer_jax.registry import Registry
 from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
@@ -27,9 +28,10 @@ MAX_NUMBER_WORDS_PAIRS = 500_000
 # The total number of sentence pairs in the development and test sets of number_words.
 HELD_OUT_PAIRS = 1500
 SINUSOIDS = ("sinusoidal", "concatenated_sinusoidal")
-# The values of `positions` that leave self-attention unchanged.
+# This package's values of `positions` that leave self-attention unchanged.
 ADDED_POSITIONS = (*SINUSOIDS, "learned", "none")
 RELATIVE_POSITIONS = ("alibi", "rotary", "relative", "t5")
+FUSED = ("blockwise", "cudnn")
 GATED = ("swiglu", "geglu")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
 
@@ -66,6 +68,17 @@ class ModelConfig(ConfigSection):
     from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000)] = 8
     """Number of attention heads: the paper's h."""
+    num_kv_heads: Annotated[int | None, between(1, 1_000_000)] = None
+    """Number of heads of keys and values. Default: model.num_heads. With fewer
+    heads, groups of consecutive query heads share keys and values, which makes
+    decoding caches smaller and differs from the paper. 1 is multi-query
+    attention (Shazeer), and other values are grouped-query attention (Ainslie
+    et al.)."""
+    query_key_norm: bool = False
+    """Divide each query and key by its root mean square, and multiply it by a
+    learned vector that all heads share. Differs from the paper. Henry et al.
+    divide by the norm and learn a scalar, and ViT-22B (Dehghani et al.)
+    also subtracts the mean."""
     d_k: Annotated[int, between(1, 1_000_000)] = 64
     """Width of the queries and keys in each head."""
     d_v: Annotated[int, between(1, 1_000_000)] = 64
@@ -98,7 +111,7 @@ class ModelConfig(ConfigSection):
     `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
-    attention_implementation: Annotated[str, part_of("full", "blockwise", "cudnn")] = "full"
+    attention_implementation: Annotated[str, part_of("full", *FUSED)] = "full"
     """How attention is computed. `full` stores all attention weights at once.
     `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
     faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
@@ -187,29 +200,47 @@ class ModelConfig(ConfigSection):
         if self.feed_forward in GATED:
             rule = f"relu, the default, with model.feed_forward {self.feed_forward}"
             self.require("activation", self.activation == "relu", f"{rule} (it has its own)")
+        if self.num_kv_heads is not None:
+            is_divisor = self.num_heads % self.num_kv_heads == 0
+            self.require("num_kv_heads", is_divisor, f"a divisor of num_heads ({self.num_heads})")
         self._check_attention_implementation()
         if self.positions in ("rotary", "relative"):
             rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"
             self.require("attention_score", self.attention_score in DOT_PRODUCTS, rule)
 
     def _check_attention_implementation(self) -> None:
+        for option, default in (("attention_implementation", "full"), ("attention_window", None)):
+            if self.positions_replace_attention and getattr(self, option) != default:
+                # Two classes would define self-attention.
+                self._check_allowed({"positions": ADDED_POSITIONS}, option)
         required: dict[str, tuple[object, ...]] = {}
-        if self.attention_implementation != "full":
-            required |= {"attention_score": DOT_PRODUCTS, "positions": ADDED_POSITIONS}
-            required["dtype"] = ("float32", "bfloat16")
+        if self.has_fused_attention:
+            required |= {"attention_score": DOT_PRODUCTS, "dtype": ("float32", "bfloat16")}
         if self.attention_implementation == "cudnn":
             required |= {"dtype": ("bfloat16",), "attention_dropout": (0,), "d_v": (self.d_k,)}
             required["d_k"] = tuple(range(8, 129, 8))
         self._check_allowed(required, "attention_implementation")
         if self.attention_window is not None:
-            required = {"positions": ADDED_POSITIONS, "attention_implementation": ("full",)}
-            self._check_allowed(required, "attention_window")
+            self._check_allowed({"attention_implementation": ("full",)}, "attention_window")
 
     def _check_allowed(self, required: Mapping[str, tuple[object, ...]], option: str) -> None:
         for key, allowed in required.items():
             values = "a multiple of 8 up to 128" if key == "d_k" else " or ".join(map(str, allowed))
             rule = f"{values} with model.{option} {getattr(self, option)}"
             self.require(key, getattr(self, key) in allowed, rule)
+
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def positions_replace_attention(self) -> bool:
+        """Whether the position scheme has its own self-attention, which encodes the positions."""
+        if self.positions in (*ADDED_POSITIONS, *RELATIVE_POSITIONS):
+            return self.positions in RELATIVE_POSITIONS
+        scheme = Registry[object]("model.positions")[self.positions]
+        return getattr(scheme, "self_attention", None) is not None
 
     @property
     def layers_per_stack(self) -> tuple[int, int]:
@@ -219,7 +250,7 @@ class ModelConfig(ConfigSection):
     @property
     def has_fused_attention(self) -> bool:
         """Whether attention computes the same as `full`, but without storing all weights."""
-        return self.attention_implementation in ("blockwise", "cudnn")
+        return self.attention_implementation in FUSED
 
     @property
     def decoder_start_id(self) -> int:

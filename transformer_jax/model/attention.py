@@ -1,6 +1,7 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
-Shapes: B batch, T queries, S keys, D d_model, H heads, K d_k, V d_v. Masks are boolean arrays that
+Shapes: B batch, T queries, S keys, D d_model, H heads, G heads of keys and values (H in the paper),
+K d_k, V d_v. Masks are boolean arrays that
 are True where attention is allowed.
 """
 
@@ -98,7 +99,8 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
     By default, as in the paper, the score is `scaled_dot_product`, the projections have no biases,
-    and there is no dropout on the weights. Variants override `attend_heads`. The module records the
+    queries and keys are not normalized, each head has its own keys and values, and there is no
+    dropout on the weights. Variants override `attend_heads`. The module records the
     attention weights in Flax's "intermediates" collection.
     """
 
@@ -109,11 +111,14 @@ class MultiHeadAttention(nn.Module):
         c = self.config
         dtype, use_bias = c.dtype, c.attention_bias
         self.query = Dense((c.num_heads, c.d_k), dtype, use_bias=use_bias)
-        self.key = Dense((c.num_heads, c.d_k), dtype, use_bias=use_bias)
-        self.value = Dense((c.num_heads, c.d_v), dtype, use_bias=use_bias)
+        self.key = Dense((c.key_value_heads, c.d_k), dtype, use_bias=use_bias)
+        self.value = Dense((c.key_value_heads, c.d_v), dtype, use_bias=use_bias)
         self.output = Dense((c.d_model,), dtype, num_input_axes=2, use_bias=use_bias)
         self.score = self.make_score(c)
         self.dropout = Dropout(c.attention_dropout)
+        if c.query_key_norm:
+            self.query_norm = nn.RMSNorm(epsilon=c.layer_norm_epsilon, dtype=dtype)
+            self.key_norm = nn.RMSNorm(epsilon=c.layer_norm_epsilon, dtype=dtype)
 
     def __call__(
         self,
@@ -126,17 +131,28 @@ class MultiHeadAttention(nn.Module):
         """Attend from x to `memory`, which is x itself or the encoder's output."""
         return self.attend(x, *self.project_keys_and_values(memory), mask, train=train)
 
+    def project_queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H K"]:
+        """Project x to queries: Q W^Q. With `query_key_norm`, normalize them."""
+        query = self.query(x)
+        return self.query_norm(query) if self.config.query_key_norm else query
+
     def project_keys_and_values(
         self, memory: Float[Array, "B S D"]
-    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
-        """Project the memory to keys and values: K W^K and V W^V."""
-        return self.key(memory), self.value(memory)
+    ) -> tuple[Float[Array, "B S G K"], Float[Array, "B S G V"]]:
+        """Project the memory to keys and values: K W^K and V W^V. Cached decoding stores them."""
+        key = self.key(memory)
+        return self.key_norm(key) if self.config.query_key_norm else key, self.value(memory)
+
+    def share_heads(self, x: Float[Array, "B S G K"]) -> Float[Array, "B S H K"]:
+        """Repeat each head of the keys or values for the consecutive query heads that share it."""
+        repeats = self.config.num_heads // x.shape[2]
+        return x if repeats == 1 else jnp.repeat(x, repeats, axis=2)
 
     def attend(
         self,
         x: Float[Array, "B T D"],
-        key: Float[Array, "B S H K"],
-        value: Float[Array, "B S H V"],
+        key: Float[Array, "B S G K"],
+        value: Float[Array, "B S G V"],
         mask: Bool[Array, "#B #H #T S"],
         positions: Positions | None = None,
         *,
@@ -148,7 +164,8 @@ class MultiHeadAttention(nn.Module):
         """
         if positions is None:
             positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
-        heads = Heads(self.query(x), key, value, mask, positions)
+        key, value = self.share_heads(key), self.share_heads(value)
+        heads = Heads(self.project_queries(x), key, value, mask, positions)
         # Contracting the head and value axes is equivalent to concatenating the heads and
         # multiplying by W^O.
         return self.output(self.attend_heads(heads, train))

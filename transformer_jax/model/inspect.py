@@ -128,9 +128,18 @@ def attention_weights(
     T], and "cross" [layers, B, H, T, S]. An architecture might have only some of them. The forward
     pass always uses the `full` attention implementation instead of those that do not record the
     weights.
+
+    Raises:
+        UsageError: an attention implementation in a user's file does not record the weights.
     """
     if isinstance(model, Transformer) and model.config.has_fused_attention:
         config = replace(model.config, attention_implementation="full")
         model = model.clone(config=config, components=choose_components(config))
     _, variables = model.apply({"params": params}, source, target, mutable=["intermediates"])
-    return model.stack_weights(variables.get("intermediates") or {})
+    try:
+        return model.stack_weights(variables.get("intermediates") or {})
+    except KeyError as error:
+        raise UsageError(
+            f"the attention implementation {model.config.attention_implementation} does not record "
+            "its weights: its class must call self.to_weights, which records them"
+        ) from error
