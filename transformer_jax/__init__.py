@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from transformer_jax.model.head_mask import mask_heads
     from transformer_jax.model.layers import FeedForward
     from transformer_jax.model.linear import Dense
+    from transformer_jax.model.losses import Loss
     from transformer_jax.model.positions import AddPositions
     from transformer_jax.model.transformer import Transformer
 
@@ -94,6 +95,7 @@ __all__ = [
     "DivergedError",
     "Dropout",
     "FeedForward",
+    "Loss",
     "ModelConfig",
     "MultiHeadAttention",
     "OutOfMemoryError",
@@ -137,6 +139,7 @@ __getattr__ = lazy_exports(
         "FeedForward": "model.layers",
         "MultiHeadAttention": "model.attention",
         "PositionScheme": "model.build",
+        "Loss": "model.losses",
         "Report": "api",
         "Run": "inference.trained_run",
         "Task": "evaluation.tasks",

@@ -71,7 +71,7 @@ ITEMS = (
     Item(
         "Equation 3",
         "The learning rate",
-        "unit/training/test_optimizer.py::test_learning_rate_is_equation_3",
+        "unit/training/test_schedule.py::test_learning_rate_is_equation_3",
         "transformer-jax plot runs/demo --kind schedule --out schedule.svg",
         "transformer-jax plot runs/wmt14 --kind schedule --out schedule.svg",
     ),

@@ -21,7 +21,8 @@ from transformer_jax.model.transformer import Transformer
 from transformer_jax.sharing.marian_format import LAYER_NORM_EPSILON, model_settings
 from transformer_jax.sharing.marian_parameters import channel_order, to_marian
 from transformer_jax.special_tokens import BOS, PAD
-from transformer_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.schedule import learning_rate_schedule
 
 VOCABULARY = 13
 SOURCE = np.array([[5, 9, 3, 12, 7, 2], [4, 11, 6, 2, PAD, PAD]])

@@ -69,6 +69,20 @@ def test_every_sharding_trains_every_architecture_as_one_device_does(architectur
     check_distances(run_program("on_devices.py", "float64", "2", "10", case)["distances"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "muon",
+        "schedule_free",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("lion", "adafactor")),
+    ],
+)
+def test_every_sharding_trains_with_every_optimizer_as_one_device_does(optimizer: str) -> None:
+    case = f"0.3:data,fsdp,pmap:transformer:{optimizer}"
+    check_distances(run_program("on_devices.py", "float64", "2", "5", case)["distances"])
+
+
 def check_distances(distances: dict[str, Any]) -> None:
     """For every dropout rate, check that sharded training matches training on one device."""
     cases = [case for of_rate in distances.values() for case in of_rate.items()]

@@ -2,7 +2,7 @@
 
 `test_sharding` runs this program:
 
-    python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING[:ARCHITECTURE] ...
+    python on_devices.py DTYPE COUNTS STEPS DROPOUT:SHARDING,SHARDING[:ARCHITECTURE[:OPTIMIZER]] ...
 """
 
 import itertools
@@ -98,9 +98,11 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
     shares = divide_state()
     distances: dict[str, dict[str, Any]] = {}
     for case in cases:
-        dropout, names, *architecture = case.split(":")
+        dropout, names, *options = case.split(":")
         distances[dropout] = {}
-        config = with_architecture(*architecture) if architecture else SMALL
+        config = with_architecture(options[0]) if options else SMALL
+        if options[1:]:
+            config = config.change(train={"optimizer": options[1], "schedule": "constant"})
         config = config.change(model={"dropout": float(dropout)}, train={"warmup_steps": STEPS})
         config = use_double_precision(config) if dtype == "float64" else config
         one_device, expected = train("data", 1, config, int(steps), dtype)

@@ -25,6 +25,7 @@ from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import loop
+from transformer_jax.training.checkpointing import checkpoint_arrays
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.sharding import DataParallel, PmapDataParallel
@@ -55,8 +56,8 @@ def state_of(path: Path) -> tuple[int, Any]:
     folder = RunFolder.open(path)
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(INIT_STATE, model, folder.config.train)
-    arrays = on_device({"params": shapes.params, "optimizer": shapes.opt_state}, device)
+    shapes = jax.eval_shape(lambda: checkpoint_arrays(INIT_STATE(model, folder.config.train)))
+    arrays = on_device(shapes, device)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         step = checkpoints.latest_valid()
         assert step is not None

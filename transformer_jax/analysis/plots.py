@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
+from transformer_jax.config.sections import DECAYING_SCHEDULES
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -22,7 +23,7 @@ from transformer_jax.evaluation.perplexity import score_tokens, scoring_batches
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
 from transformer_jax.model.positions import sinusoid
-from transformer_jax.training.optimizer import learning_rate_schedule
+from transformer_jax.training.schedule import learning_rate_schedule
 from transformer_jax.visualization.plots import Curve, draw_losses, draw_positions, draw_schedules
 from transformer_jax.visualization.style import Picture
 
@@ -158,18 +159,25 @@ def plot_schedule(config: Config) -> Picture:
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the steps at which the rates peak.
-    steps = np.union1d(
-        steps, [w for w in _scale_by_factors(train.warmup_steps) if w <= train.steps]
-    )
+    warmups = _scale_by_factors(train.warmup_steps)
+    steps = np.union1d(steps, [warmup for warmup in warmups if warmup <= train.steps])
 
     def rate(width: int, warmup: int) -> Float[np.ndarray, " P"]:
         schedule = learning_rate_schedule(replace(train, warmup_steps=warmup), width)
         return np.asarray(jax.vmap(schedule)(steps))
 
     by_width = {f"d_model {n:,}": rate(n, train.warmup_steps) for n in _scale_by_factors(d_model)}
-    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in _scale_by_factors(train.warmup_steps)}
-    warmup = f"Warmup of {train.warmup_steps:,} steps"
-    return draw_schedules(steps, {warmup: by_width, f"d_model {d_model:,}": by_warmup})
+    # A schedule that decays to 0 needs a shorter warmup.
+    last = train.last_decay_step if train.schedule in DECAYING_SCHEDULES else math.inf
+    by_warmup = {f"warmup {n:,}": rate(d_model, n) for n in warmups if n < last}
+    panels = {
+        f"Warmup of {train.warmup_steps:,} steps": by_width,
+        f"d_model {d_model:,}": by_warmup,
+    }
+    if train.peak_learning_rate is not None:
+        # The width does not affect the learning rate.
+        panels = {f"Peak at {train.peak_learning_rate:g}": by_warmup}
+    return draw_schedules(steps, panels)
 
 
 def _scale_by_factors(value: int) -> Iterable[int]:

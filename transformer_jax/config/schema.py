@@ -54,6 +54,7 @@ class Config:
         rule = "float32 or bfloat16 (float64 is for verification in Python)"
         model.require("dtype", model.dtype != "float64", rule)
         check_architecture(model)
+        self.train.check_combinations()
         rule = f"at most model.max_length ({model.max_length})"
         data.require("max_length", data.max_length <= model.max_length, rule)
         keep = self.train.keep_checkpoints
@@ -150,12 +151,13 @@ class Config:
         """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
         The warning appears if the numbers of tokens differ by more than a factor of 4. Too few
-        warmup tokens can make training diverge. A config that scales the learning rate, as the
-        `tiny` config does, has a custom schedule, so it does not need the warning.
+        warmup tokens can make training diverge. A config that changes the learning rate, as the
+        `tiny` config does, or the optimizer does not need the warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)
-        if factor <= MAX_WARMUP_FACTOR or train.learning_rate_scale != 1:
+        is_usual = (train.learning_rate_scale, train.peak_learning_rate) == (1, None)
+        if factor <= MAX_WARMUP_FACTOR or train.optimizer != "adam" or not is_usual:
             return None
         return (
             f"warning: warmup covers {tokens / 1e6:,.1f} M tokens (data.batch_tokens "

@@ -34,6 +34,9 @@ RELATIVE_POSITIONS = ("alibi", "rotary", "relative", "t5")
 FUSED = ("blockwise", "cudnn")
 GATED = ("swiglu", "geglu")
 DOT_PRODUCTS = ("scaled_dot_product", "dot_product")
+# The schedules that do not depend on the number of steps.
+LASTING_SCHEDULES = ("inverse_square_root", "constant")
+DECAYING_SCHEDULES = ("cosine", "warmup_stable_decay")
 
 
 @dataclass(frozen=True)
@@ -381,7 +384,38 @@ class TrainConfig(ConfigSection):
     warmup_steps: Annotated[int, POSITIVE] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE] = 1.0
-    """Multiplier for the paper's learning rate (section 5.3)."""
+    """Multiplier for the paper's learning rate, which peaks at
+    (model.d_model x train.warmup_steps)^-0.5 (section 5.3)."""
+    peak_learning_rate: Annotated[float | None, POSITIVE] = None
+    """The peak learning rate itself, instead of train.learning_rate_scale.
+    Differs from the paper."""
+    schedule: Annotated[str, part_of(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
+        "inverse_square_root"
+    )
+    """The learning rate after the warmup. `inverse_square_root` is the paper's.
+    The others differ from the paper: `constant` stays at the peak, `cosine`
+    (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay` (Hu et
+    al. 2024) first stays at the peak and then decays linearly to 0."""
+    decay_steps: Annotated[int | None, POSITIVE] = None
+    """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
+    train.steps, which then cannot change when the run resumes."""
+    decay_fraction: Annotated[float, PROBABILITY] = 0.2
+    """The fraction of its steps during which `warmup_stable_decay` decays
+    (Haegele et al. 2024)."""
+    optimizer: Annotated[
+        str, part_of("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
+    ] = "adam"
+    """The optimizer. `adam` is the paper's. The others differ from the paper:
+    `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et al. 2023), `adafactor`
+    (Shazeer and Stern 2018; its learning rate is relative to the size of each
+    parameter), `muon` (Jordan et al. 2024; it uses Adam for embeddings, norms,
+    and biases), and `schedule_free` (Defazio et al. 2024), which needs the
+    `constant` schedule and evaluates an average of the parameters. `lion` and
+    `muon` do not use train.adam_beta1 and train.adam_beta2 for matrices."""
+    weight_decay: Annotated[float, at_least(0)] = 0.0
+    """Each step also reduces matrices by the learning rate times this fraction.
+    Embeddings, norms, and biases do not decay. Values above 0 differ from the
+    paper."""
     adam_beta1: Annotated[float, PROBABILITY] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, PROBABILITY] = 0.98
@@ -411,7 +445,7 @@ class TrainConfig(ConfigSection):
     parallelism: Literal["data", "fsdp", "pmap"] = "data"
     """How multiple devices share the work. With `data`, each device holds all
     parameters and processes part of the batch. `fsdp` saves memory: between
-    steps, each device holds only part of the parameters and Adam's moments.
+    steps, each device holds only part of the parameters and optimizer state.
     `pmap` is like `data`, but it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type for summing gradients across devices. bfloat16 halves the
@@ -446,6 +480,38 @@ class TrainConfig(ConfigSection):
     to RUN/profile, for viewing in TensorBoard or Perfetto."""
 
     name = "train"
+
+    def check_combinations(self) -> None:
+        """Raise a ConfigError if two fields conflict."""
+        rule = "1 with train.peak_learning_rate, which replaces it"
+        is_single = self.peak_learning_rate is None or self.learning_rate_scale == 1
+        self.require("learning_rate_scale", is_single, rule)
+        if self.schedule in LASTING_SCHEDULES:
+            rule = f"None with train.schedule {self.schedule}, which does not end"
+            self.require("decay_steps", self.decay_steps is None, rule)
+        if self.schedule in DECAYING_SCHEDULES:
+            last = self.last_decay_step
+            self.require("steps", self.steps <= last, f"at most train.decay_steps ({last})")
+            rule = f"less than {last}, the step at which train.schedule {self.schedule} reaches 0"
+            self.require("warmup_steps", self.warmup_steps < last, rule)
+        if self.optimizer in ("adam", "adafactor"):
+            rule = f"0 with train.optimizer {self.optimizer} (try adamw)"
+            self.require("weight_decay", self.weight_decay == 0, rule)
+        if self.optimizer == "schedule_free":
+            rule = "constant with train.optimizer schedule_free"
+            self.require("schedule", self.schedule == "constant", rule)
+            rule = "above 0 with train.optimizer schedule_free"
+            self.require("adam_beta1", self.adam_beta1 > 0, rule)
+
+    @property
+    def last_decay_step(self) -> int:
+        """The step at which a decaying schedule ends."""
+        return self.steps if self.decay_steps is None else self.decay_steps
+
+    @property
+    def schedule_depends_on_steps(self) -> bool:
+        """Whether another value of `steps` could change the learning rate of each step."""
+        return self.schedule not in LASTING_SCHEDULES and self.decay_steps is None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import DataConfig, TrainConfig
 from transformer_jax.files import read_json_object
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
 from transformer_jax.reports.seed_statistics import CONFIDENCE, describe_limits, format_p
@@ -38,9 +38,7 @@ def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str
     configs = [config_as_trained([s for s in statuses if s.run.row == row]) for row in sweep.rows]
     data, train = configs[0].data, configs[0].train
     steps = _list_others([f"{config.train.steps:,}" for config in configs])
-    scale = train.learning_rate_scale
-    factor = "" if scale == 1 else f"{scale:g} times "
-    scales = _list_others([f"{config.train.learning_rate_scale:g} times" for config in configs])
+    rates = [_describe_rate(config.train) for config in configs]
     # Separately trained runs may have been scored with search options other than those in their
     # configs.
     scores = next((x for status in statuses for x in status.scores.values()), {})
@@ -51,9 +49,19 @@ def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str
     return [
         f"Corpus: {_describe_corpus(data)}, with {data.vocab_size:,} tokens in the vocabulary.",
         f"Budget: {train.steps:,} steps{steps} of about {data.batch_tokens:,} tokens each, with "
-        f"{train.warmup_steps:,} steps of warmup and {factor}the paper's learning rate{scales}.",
+        f"{train.warmup_steps:,} steps of warmup and {rates[0]}{_list_others(rates)}.",
         f"Search: {search}.",
     ]
+
+
+def _describe_rate(train: TrainConfig) -> str:
+    """Return the learning rate, and how training differs from the paper's."""
+    scale, peak = train.learning_rate_scale, train.peak_learning_rate
+    factor = "" if scale == 1 else f"{scale:g} times "
+    rate = f"{factor}the paper's learning rate" if peak is None else f"a peak rate of {peak:g}"
+    names = {key: getattr(train, key) for key in ("schedule", "optimizer", "loss")}
+    others = [f"{key} {name}" for key, name in names.items() if name != getattr(TrainConfig, key)]
+    return f"{rate}, {', '.join(others)}" if others else rate
 
 
 def _list_others(values: Sequence[str]) -> str:

@@ -232,8 +232,8 @@ class RunFolder:
         Call `store` to write the config to disk.
 
         Raises:
-            ConfigError: a field that must not change differs, or the run is past the new
-                `train.steps`.
+            ConfigError: a field that must not change differs, the run is past the new
+                `train.steps`, or the schedule depends on `train.steps`.
             UsageError: the run is packaged.
         """
         if self.package is not None:
@@ -249,6 +249,13 @@ class RunFolder:
         ]
         if changes:
             raise ConfigError(f"{self.path} cannot resume with changes in {', '.join(changes)}")
+        train = self.config.train
+        if train.schedule_depends_on_steps and config.train.steps != train.steps:
+            raise ConfigError(
+                f"{self.path} cannot resume with another train.steps, because its train.schedule, "
+                f"{train.schedule}, ends at step {train.steps}: set train.decay_steps in new runs, "
+                "so that they can stop earlier and resume"
+            )
         if config.train.steps < self.steps_done:
             rule = f"at least {self.steps_done}, the number of steps that {self.path} has done"
             raise ConfigError.from_field("train.steps", rule, config.train.steps)

@@ -15,8 +15,9 @@ from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.config import Config
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
+from transformer_jax.training.checkpointing import checkpoint_arrays
 from transformer_jax.training.flops import peak_flops, train_flops
-from transformer_jax.training.step import TrainState, init_state
+from transformer_jax.training.step import init_state
 
 # The fraction of a device's peak FLOP/s that training is assumed to reach.
 ASSUMED_UTILIZATION = 0.3
@@ -56,8 +57,8 @@ def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
 def estimate_bytes(config: Config) -> int:
     """Estimate the total size of a run's checkpoints in bytes."""
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
-    state: TrainState = jax.eval_shape(lambda: init_state(model, config.train))
-    checkpoint_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    arrays = jax.eval_shape(lambda: checkpoint_arrays(init_state(model, config.train)))
+    checkpoint_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
     # The latest and the best checkpoints may be kept in addition to the last `keep_checkpoints`
     # scheduled ones.
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)

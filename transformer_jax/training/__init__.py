@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from transformer_jax.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from transformer_jax.training.optimizer import learning_rate
+    from transformer_jax.training.schedule import learning_rate
     from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 __all__ = [
@@ -21,6 +21,6 @@ __getattr__ = lazy_exports(
         "TrainState": "training.step",
         "TrainStep": "training.step",
         "init_state": "training.step",
-        "learning_rate": "training.optimizer",
+        "learning_rate": "training.schedule",
     },
 )

@@ -3,13 +3,16 @@
 import contextlib
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from transformer_jax.config import Config
 from transformer_jax.distributed.preemption import CheckpointTimer
 from transformer_jax.errors import StorageError
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.versions import installed_versions
@@ -21,9 +24,20 @@ from transformer_jax.training.step import TrainState, init_state
 COUNTS = ("skipped", "skipped_in_a_row")
 
 
+class AveragingState(NamedTuple):
+    """What a checkpoint stores as "optimizer" if training and evaluation parameters differ."""
+
+    state: optax.OptState
+    params: Params
+    """The training parameters."""
+
+
 def checkpoint_arrays(state: TrainState) -> dict[str, object]:
     """Return the arrays to store in a checkpoint, keyed by name."""
-    return {"params": state.params, "optimizer": state.opt_state}
+    params, optimizer = state.evaluation_params, state.opt_state
+    if params is not state.params:
+        optimizer = AveragingState(optimizer, state.params)
+    return {"params": params, "optimizer": optimizer}
 
 
 def checkpoint_metadata(
@@ -84,8 +98,8 @@ class Checkpointer:
         config, sharding, step = self._run.folder.config.train, self._run.sharding, self.last_step
         if self._is_empty:
             return sharding.place_state(init_state(self._run.model, config)), []
-        shapes = jax.eval_shape(lambda: init_state(self._run.model, config))
-        arrays = self._manager.restore(step, sharding.abstract_state(checkpoint_arrays(shapes)))
+        shapes = jax.eval_shape(lambda: checkpoint_arrays(init_state(self._run.model, config)))
+        arrays = self._manager.restore(step, sharding.abstract_state(shapes))
         metadata = self._manager.metadata(step)
         try:
             pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
@@ -93,6 +107,8 @@ class Checkpointer:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error
         seed, params, opt_state = jnp.int32(config.seed), arrays["params"], arrays["optimizer"]
+        if isinstance(opt_state, AveragingState):
+            opt_state, params = opt_state
         state = TrainState(jnp.int32(step), seed, params, opt_state, **counts)
         return sharding.place_state(state), pending
 

@@ -69,7 +69,7 @@ def create_run(
 
     with RunFolder.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
         if other is not None:
-            state = init_state(model, config.train)._replace(params=other.params)
+            state = init_state(model, config.train, other.params)
             with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
                 arrays = checkpoint_arrays(state)
                 manager.prepare_save(0, arrays)

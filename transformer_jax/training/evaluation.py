@@ -17,7 +17,10 @@ from transformer_jax.training.components import RunComponents
 from transformer_jax.training.metric_writer import MetricWriter
 from transformer_jax.training.step import TrainState
 
-DIVERGENCE_ADVICE = "Try a smaller train.learning_rate_scale or a larger train.warmup_steps"
+DIVERGENCE_ADVICE = (
+    "Try a smaller train.learning_rate_scale or train.peak_learning_rate, or a larger "
+    "train.warmup_steps"
+)
 NUM_SAMPLES = 20
 
 
@@ -49,7 +52,7 @@ class DevEvaluator:
             "the device does not have enough memory to evaluate the development set: resume on a "
             "device with more memory; earlier checkpoints are intact"
         ):
-            params = self._run.sharding.to_local_device(state.params)
+            params = self._run.sharding.to_local_device(state.evaluation_params)
             return group.broadcast(
                 self._score(params, step, translate) if group.is_primary else 0.0
             )

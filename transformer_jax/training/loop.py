@@ -25,7 +25,7 @@ from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
 from transformer_jax.training.flops import peak_flops
 from transformer_jax.training.meter import Meter, Sums
 from transformer_jax.training.metric_writer import Callback, MetricWriter, NullWriter
-from transformer_jax.training.optimizer import learning_rate_schedule
+from transformer_jax.training.schedule import learning_rate_schedule
 from transformer_jax.training.step import TrainState, TrainStep
 from transformer_jax.training.tracing import StepTracer
 

@@ -1,34 +1,115 @@
-"""Adam, and a learning rate that rises linearly and then decays (section 5.3)."""
+"""Adam (section 5.3), other optimizers, and gradient clipping."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float
+from optax.contrib import MuonDimensionNumbers, ScheduleFreeState
 
 from transformer_jax.config import TrainConfig
+from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.registry import Registry
+from transformer_jax.training.schedule import learning_rate_schedule
+
+MakeOptimizer = Callable[[TrainConfig, optax.Schedule], optax.GradientTransformation]
+"""Returns the optimizer for a config and its learning rate, which takes Optax's count of previous
+updates: it is 0 in the first step."""
+
+OPTIMIZERS = Registry[MakeOptimizer]("train.optimizer")
 
 
-def learning_rate(
-    step: ArrayLike, *, d_model: int, warmup_steps: int, scale: float = 1.0
-) -> Float[Array, ""]:
-    """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
+@OPTIMIZERS.register("adam")
+def adam(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return Adam (Kingma and Ba 2015)."""
+    return optax.adam(rate, b1=config.adam_beta1, b2=config.adam_beta2, eps=config.adam_epsilon)
 
-    The rate grows linearly, peaks at step `warmup_steps`, and then decays with the inverse square
-    root of the step. Steps are numbered from 1.
+
+@OPTIMIZERS.register("adamw")
+def adamw(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    betas = {"b1": config.adam_beta1, "b2": config.adam_beta2, "eps": config.adam_epsilon}
+    return optax.adamw(rate, **betas, weight_decay=config.weight_decay, mask=is_matrix)
+
+
+@OPTIMIZERS.register("lion")
+def lion(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return Lion with the constants of Chen et al. (2023)."""
+    return optax.lion(rate, b1=0.9, b2=0.99, weight_decay=config.weight_decay, mask=is_matrix)
+
+
+@OPTIMIZERS.register("adafactor")
+def adafactor(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:  # noqa: ARG001
+    """Return Adafactor (Shazeer and Stern 2018).
+
+    The learning rate is relative to the root mean square of each parameter.
     """
-    step = jnp.asarray(step, jnp.float32)
-    return scale * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
+    return optax.adafactor(rate)
 
 
-def learning_rate_schedule(
-    config: TrainConfig, d_model: int
-) -> Callable[[ArrayLike], Float[Array, ""]]:
-    """Return the learning rate as a function of the step, with the config's warmup and scale."""
-    scale = config.learning_rate_scale
-    return partial(learning_rate, d_model=d_model, warmup_steps=config.warmup_steps, scale=scale)
+@OPTIMIZERS.register("muon")
+def muon(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return Muon for the matrices, and Adam for all other parameters (Jordan et al. 2024).
+
+    Updates of matrices have a root mean square of 0.2 times the learning rate (Liu et al. 2025), so
+    that the same learning rate is suitable for both.
+    """
+    matrices = optax.contrib.muon(
+        rate,
+        weight_decay=config.weight_decay,
+        muon_weight_dimension_numbers=matrix_axes,
+        consistent_rms=0.2,
+    )
+
+    def labels(params: optax.Params) -> optax.Params:
+        return jax.tree.map(lambda matrix: "muon" if matrix else "adam", is_matrix(params))
+
+    return optax.partition({"muon": matrices, "adam": adam(config, rate)}, labels)
+
+
+@OPTIMIZERS.register("schedule_free")
+def schedule_free(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return schedule-free AdamW, which averages its parameters (Defazio et al. 2024)."""
+    base = optax.chain(
+        # This is Adam without its first moment, which the average replaces.
+        optax.scale_by_rms(
+            config.adam_beta2, config.adam_epsilon, eps_in_sqrt=False, bias_correction=True
+        ),
+        optax.add_decayed_weights(config.weight_decay, is_matrix),
+        optax.scale_by_learning_rate(rate),
+    )
+    # This wrapper counts from 1, to weight each step's parameters by the learning rate.
+    return optax.contrib.schedule_free(base, lambda step: rate(step - 1), b1=config.adam_beta1)
+
+
+def matrix_axes(params: optax.Params) -> Any:  # noqa: ANN401 - Optax does not declare this type
+    """Return the input and output axes of each matrix, and None for all other parameters.
+
+    Matrices are the kernels of linear layers and convolutions. An attention projection that splits
+    its result into heads [D, H, K] is one matrix from D to H K. The output projection [H, K, D] is
+    one matrix from H K to D, and a convolution [W, I, O] is one from W I to O (Jordan et al. 2024).
+    Embeddings, other tables, norms, and biases are not matrices.
+    """
+
+    def axes(path: tuple[Any, ...], leaf: jax.Array) -> MuonDimensionNumbers | None:
+        *parents, name = (str(getattr(key, "key", key)) for key in path)
+        if name != "kernel" or leaf.ndim < 2:
+            return None
+        inputs = 1 if parents[-1:] in (["query"], ["key"], ["value"]) else leaf.ndim - 1
+        return MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+
+    return jax.tree.map_with_path(axes, params)
+
+
+def is_matrix(params: optax.Params) -> Any:  # noqa: ANN401 - Optax does not declare this type
+    """Return whether each parameter is a matrix. See `matrix_axes`."""
+    return jax.tree.map(
+        lambda axes: axes is not None,
+        matrix_axes(params),
+        is_leaf=lambda x: x is None or isinstance(x, MuonDimensionNumbers),
+    )
 
 
 def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -50,16 +131,28 @@ def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return Adam with the paper's learning rate, preceded by gradient clipping if configured."""
-    rate = learning_rate_schedule(config, d_model)
-    adam = optax.adam(
+    """Return the config's optimizer and learning rate, preceded by clipping if configured."""
+    schedule = learning_rate_schedule(config, d_model)
+
+    def rate(count: ArrayLike) -> Float[Array, ""]:
         # Optax counts updates from 0, but the paper counts steps from 1.
-        lambda count: rate(jnp.asarray(count) + 1),
-        b1=config.adam_beta1,
-        b2=config.adam_beta2,
-        eps=config.adam_epsilon,
-    )
+        return schedule(jnp.asarray(count) + 1)
+
+    optimizer = OPTIMIZERS[config.optimizer](config, rate)
     if config.clip_norm is None:
-        # The step always passes `norm`, which Adam ignores.
-        return optax.with_extra_args_support(adam)
-    return optax.chain(clip_by_known_norm(config.clip_norm), adam)
+        # The step always passes `norm`, which the optimizer ignores.
+        return optax.with_extra_args_support(optimizer)
+    return optax.chain(clip_by_known_norm(config.clip_norm), optimizer)
+
+
+def evaluation_params(params: Params, state: optax.OptState) -> Params:
+    """Return the parameters to evaluate: the average of a schedule-free optimizer, or `params`."""
+
+    def is_average(node: object) -> bool:
+        return isinstance(node, ScheduleFreeState)
+
+    for node in jax.tree.leaves(state, is_leaf=is_average):
+        if is_average(node):
+            average: Any = optax.contrib.schedule_free_eval_params(node, params)
+            return average
+    return params

@@ -20,7 +20,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.model.losses import LOSSES, Loss
 from transformer_jax.model.target_platform import target_platform
-from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.optimizer import evaluation_params, make_optimizer
 
 Tree = TypeVar("Tree")
 
@@ -38,6 +38,11 @@ class TrainState(NamedTuple):
     skipped: Int[Array, ""]
     """The number of steps that were skipped because the gradient or loss was not finite."""
     skipped_in_a_row: Int[Array, ""]
+
+    @property
+    def evaluation_params(self) -> Params:
+        """The parameters to evaluate and to store, which are `params` for most optimizers."""
+        return evaluation_params(self.params, self.opt_state)
 
 
 class StepMetrics(NamedTuple):
@@ -68,7 +73,7 @@ def _sum_loss(
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A step that applies Adam to the mean gradient per token (sections 5.3 and 5.4)."""
+    """A step that applies the optimizer to the mean gradient per token (sections 5.3 and 5.4)."""
 
     model: EncoderDecoder
     config: TrainConfig
@@ -128,10 +133,12 @@ class TrainStep:
         return new_state, StepMetrics(loss, norm, skipped, in_a_row)
 
 
-def init_state(model: EncoderDecoder, config: TrainConfig) -> TrainState:
-    """Return the initial state for the config's seed."""
+def init_state(
+    model: EncoderDecoder, config: TrainConfig, params: Params | None = None
+) -> TrainState:
+    """Return the initial state; `params` defaults to random values for the config's seed."""
     seed = jnp.int32(config.seed)
-    params = init_params(model, make_rng(seed))
+    params = init_params(model, make_rng(seed)) if params is None else params
     opt_state = make_optimizer(config, model.config.d_model).init(params)
     # Use three separate arrays, because a step donates each array's memory.
     step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)

@@ -67,3 +67,16 @@ def test_the_schedule_shows_the_config_and_its_peak() -> None:
         own = axes.lines[0]
         # The curve's maximum is the peak learning rate of equation 3.
         assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "warmup_stable_decay"])
+def test_every_schedule_can_be_drawn(schedule: str) -> None:
+    train = {"steps": 30, "warmup_steps": 20, "schedule": schedule, "peak_learning_rate": 1e-3}
+    picture = transformer_jax.plot_schedule(SMALL.change(train=train))
+    [axes] = picture.figure.axes
+    assert axes.get_title() == "Peak at 0.001"
+    own = floats(axes.lines[0].get_ydata())
+    assert own.max() == pytest.approx(1e-3)
+    assert own[-1] == pytest.approx(1e-3 if schedule == "constant" else 0, abs=1e-9)
+    # A warmup of 40 steps is longer than the run, so a schedule cannot decay after it.
+    assert len(axes.lines) == (4 if schedule == "constant" else 3)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.architectures import USED_BY
 from transformer_jax.config.loading import load_rows, shipped_configs
-from transformer_jax.config.sections import ADDED_POSITIONS
+from transformer_jax.config.sections import ADDED_POSITIONS, LASTING_SCHEDULES
 from transformer_jax.errors import ConfigError
 
 
@@ -91,6 +91,18 @@ def configs(draw: st.DrawFn) -> Config:
         data |= dict.fromkeys(("train", "dev", "test"))
     if data["source_vocab_size"] is None:
         data["target_tokens"] = "subwords"
+    if train["peak_learning_rate"] is not None:
+        train["learning_rate_scale"] = 1
+    if train["optimizer"] in ("adam", "adafactor"):
+        train["weight_decay"] = 0.0
+    if train["optimizer"] == "schedule_free":
+        train |= {"schedule": "constant", "adam_beta1": 0.9}
+    if train["schedule"] in LASTING_SCHEDULES:
+        train["decay_steps"] = None
+    else:
+        train["steps"] += 1
+        train["decay_steps"] = max(train["steps"], train["decay_steps"] or 2)
+        train["warmup_steps"] = min(train["warmup_steps"], train["decay_steps"] - 1)
     return Config(
         ModelConfig(**model), DataConfig(**data), TrainConfig(**train), DecodeConfig(**decode)
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from transformer_jax.config.loading import load_config, load_rows
-from transformer_jax.training.optimizer import learning_rate
+from transformer_jax.training.schedule import learning_rate_schedule
 
 PRESETS = load_rows("presets")
 SINUSOIDS = {"positions": "concatenated_sinusoidal"}
@@ -55,9 +55,8 @@ def test_every_preset_differs_from_the_paper_exactly_as_its_authors_code_does() 
 
 
 def rate(name: str, step: int) -> float:
-    train, d_model = PRESETS[name].config.train, PRESETS[name].config.model.d_model
-    warmup_steps, scale = train.warmup_steps, train.learning_rate_scale
-    return float(learning_rate(step, d_model=d_model, warmup_steps=warmup_steps, scale=scale))
+    config = PRESETS[name].config
+    return float(learning_rate_schedule(config.train, config.model.d_model)(step))
 
 
 @pytest.mark.parametrize("step", [10, 1000, 8000, 50_000])

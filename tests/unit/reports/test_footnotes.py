@@ -94,8 +94,15 @@ def test_footnotes_list_the_budgets_of_other_rows(tmp_path: Path) -> None:
     _, budget, _ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
     assert budget == (
         "Budget: 8 steps (other rows: 16) of about 512 tokens each, with 4 steps of warmup and the "
-        "paper's learning rate (other rows: 0.5 times)."
+        "paper's learning rate (other rows: 0.5 times the paper's learning rate)."
     )
+
+
+def test_footnotes_name_optimizers_and_schedules_that_are_not_the_papers(tmp_path: Path) -> None:
+    train = {"optimizer": "muon", "schedule": "cosine", "peak_learning_rate": 1e-3}
+    sweep = plan_sweep(tmp_path / "s", {"muon": Row(SMALL.change(train=train))}, 1)
+    _, budget, _ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    assert "of warmup and a peak rate of 0.001, schedule cosine, optimizer muon." in budget
 
 
 def test_footnotes_describe_generated_lines(tmp_path: Path) -> None:
