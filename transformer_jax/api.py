@@ -1,5 +1,6 @@
 """Train, sweep, and report from Python, as the commands of the same names do."""
 
+import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -108,7 +109,7 @@ def train_folder(
     source = None if init_from is None else Path(init_from)
     # The primary process decides, because it may create the run before others look for it.
     exists = group.broadcast(resume and (path / "run.json").exists())
-    with progress_bar():
+    with contextlib.nullcontext() if quiet else progress_bar():
         if exists:
             stored = RunFolder.open(path)
             for line in stored.changed_files:
@@ -200,7 +201,9 @@ def launch_sweep(
     if any(read_status(run).status == "submitted" for run in planned.runs):
         # If a Slurm job no longer exists, mark its run as stopped, so that this machine trains it.
         slurm.reconcile(planned)
-    for note in prepare_texts(planned):
+    with contextlib.nullcontext() if quiet else progress_bar():
+        notes = prepare_texts(planned)
+    for note in notes:
         say(note)
     return launch(planned, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
 
@@ -280,7 +283,9 @@ def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = No
         statuses = read_adhoc_statuses(planned)
         command = shell_command("report", *folders, "--out", out)
     elif out is not None:
-        raise UsageError("a sweep's report is written to the sweep's folder: omit the other one")
+        raise UsageError(
+            "a sweep's report is written to the sweep's folder: omit ", Setting("out", str(out))
+        )
     else:
         planned = Sweep.open(folders[0])
         statuses = [read_status(run) for run in planned.runs]

@@ -16,6 +16,7 @@ OTHERS = {
 # The tests of these modules have other names, for the given reason.
 TESTED_ELSEWHERE = {
     "commands/arguments.py": "test_cli.py runs commands with mistakes in their arguments",
+    "commands/help.py": "test_cli.py prints help and completes words in a shell",
     "distributed/failure_propagation.py": "test_processes.py and test_multi_process.py stop groups",
 }
 

@@ -23,7 +23,7 @@ def test_a_report_of_a_sweep_is_in_its_folder(
 ) -> None:
     sweep = make_finished_sweep(tmp_path / "sweep", rows=("base",))
     error = mistake(capsys, ["report", str(sweep.path), "--out", str(tmp_path / "out")])
-    assert "a sweep's report is in the sweep's folder" in error
+    assert "a sweep's report is written to the sweep's folder" in error
     assert main(["report", str(sweep.path)]) == 0
     assert f"written to {sweep.path / 'report'}" in capsys.readouterr().out
 
