@@ -64,10 +64,18 @@ GradientSum = tuple[Params, Loss]
 def _sum_loss(
     model: EncoderDecoder, config: TrainConfig, params: Params, batch: Batch, rng: Array
 ) -> tuple[Float[Array, ""], Loss]:
-    """Return the loss that training minimizes, summed over target tokens, and the whole `Loss`."""
+    """Return the loss that training minimizes, summed over target tokens, and the whole `Loss`.
+
+    The loss includes the values that modules recorded in the collection "losses", once per token.
+    """
     # Flax does not declare the type of the result.
-    logits: Any = model.apply({"params": params}, *batch, train=True, rngs={"dropout": rng})
+    result: Any = model.apply(
+        {"params": params}, *batch, train=True, rngs={"dropout": rng}, mutable=["losses"]
+    )
+    logits, recorded = result
     loss = LOSSES[config.loss](logits, batch.target, config)
+    for value in jax.tree.leaves(recorded):
+        loss = loss._replace(smoothed=loss.smoothed + loss.count * value)
     return loss.smoothed, loss
 
 
