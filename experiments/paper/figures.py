@@ -117,5 +117,6 @@ def _module_paths(jaxpr: Jaxpr) -> Iterator[list[str]]:
 
 def _sub_layers(paths: list[list[str]], layer: str) -> list[str]:
     """Return the names of a layer's modules, in the order in which they run."""
-    names = (path[path.index(layer) + 1 :] for path in paths if layer in path)
+    # A module that calls its own method appears more than once in a path.
+    names = (path[len(path) - path[::-1].index(layer) :] for path in paths if layer in path)
     return list(dict.fromkeys(name[0] for name in names if name))

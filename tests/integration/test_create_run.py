@@ -57,11 +57,18 @@ OTHER_FUNCTIONS: list[dict[str, Any]] = [
     {"decoder_start": "padding"},
     {"layer_norm": "pre"},
     {"layer_norm_epsilon": 1e-5},
+    {"norm": "rms_norm"},
+    {"feed_forward": "swiglu"},
+    {"feed_forward_bias": False},
+    {"num_kv_heads": 1},
+    {"query_key_norm": True},
 ]
 # Config fields that cannot affect what the model computes unless another field also changes.
 WITH_OTHERS = {
     *("architecture", "rnn_cell", "rnn_input_feeding", "conv_kernel_width"),
     *("max_relative_position", "position_buckets"),
+    # All implementations in this package compute the same function.
+    "attention_implementation",
 }
 
 

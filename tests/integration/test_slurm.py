@@ -160,7 +160,9 @@ def test_only_runs_that_slurm_has_dropped_are_submitted_again(
         write_status(run, "done")
     capsys.readouterr()
     assert submit_sweep() == 1
-    expected = "1 of 4 runs failed: B/seed-1; repeat the `sweep` command with --retry-failed"
+    expected = (
+        "1 of 4 runs failed: B/seed-1; to train them again, repeat the sweep with --retry-failed"
+    )
     assert expected in capsys.readouterr().err
     assert submit_sweep("--retry-failed") == 0
     assert {

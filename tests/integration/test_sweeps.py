@@ -168,7 +168,10 @@ def test_four_failures_of_six_runs_do_not_affect_the_others(
     assert main(["status", folder]) == 1
     shown = capsys.readouterr()
     assert "5 done, 1 failed" in shown.out
-    assert "1 of 6 runs failed: C/seed-1; repeat the `sweep` command with --retry" in shown.err
+    assert (
+        "1 of 6 runs failed: C/seed-1; to train them again, repeat the sweep with --retry"
+        in shown.err
+    )
     assert main(["report", folder]) == 0
 
 

@@ -103,6 +103,7 @@ RANGES: dict[str, Range] = {
     "d_model": (2, 499_998, (0, -2, 10**6 + 2)),
     "d_ff": WIDTH,
     "num_heads": WIDTH,
+    "num_kv_heads": WIDTH,
     "d_k": WIDTH,
     "d_v": WIDTH,
     "dropout": FRACTION,

@@ -10,6 +10,7 @@ PACKAGE = ROOT / "transformer_jax"
 UNIT = ROOT / "tests" / "unit"
 # These files test something other than a module, a subpackage, or a config.
 OTHERS = {
+    "model/variants/test_key_value_heads.py": "heads that share keys; foreign attention",
     "test_layout.py": "the paths of the files in this folder",
     "test_wheel.py": "the wheel, which contains the package and its data",
 }

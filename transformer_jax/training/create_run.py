@@ -13,6 +13,7 @@ from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.inspect import check_params
+from transformer_jax.registry import foreign_names
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
@@ -23,7 +24,7 @@ from transformer_jax.training.step import init_state
 # determines the size of a learned position table must be the same in both runs.
 FREE_FIELDS = {
     *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
-    *("attention_implementation", "dtype", "remat"),
+    *("dtype", "remat"),
     *("max_length", "max_positions", "out_of_range_positions"),
     # The parameter names already determine which matrices are shared.
     "tie_embeddings",
@@ -135,6 +136,9 @@ def _function_fields(config: ModelConfig) -> dict[str, object]:
     """Return the fields that, together with the parameters, determine what the model computes."""
     fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
     ignored = set(FREE_FIELDS)
+    if config.attention_implementation not in foreign_names("model.attention_implementation"):
+        # All implementations in this package compute the same function.
+        fields["attention_implementation"] = "full"
     if config.positions == "learned":
         ignored -= {"max_positions"} if config.max_positions else {"max_positions", "max_length"}
     if config.positions != "relative":

@@ -57,6 +57,10 @@ def configs(draw: st.DrawFn) -> Config:
             model["attention_score"] = "general"
     for key in ("d_model", "d_k", "position_buckets"):
         model[key] += model[key] % 2
+    if model["num_kv_heads"] is not None:
+        model["num_heads"] = model["num_kv_heads"]
+    if model["feed_forward"] != "mlp":
+        model["activation"] = "relu"
     if model["dtype"] == "float64":
         model["dtype"] = "float32"
     if model["attention_implementation"] != "full":

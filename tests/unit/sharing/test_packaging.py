@@ -168,7 +168,7 @@ def test_bad_input_is_one_line_and_leaves_no_folder(
     for arguments, message in (
         ([str(empty.path)], "has no checkpoint yet"),
         ([str(tmp_path / "none")], "is not a run: it has no run.json"),
-        ([path, "--step", "5"], "has no scheduled checkpoint at step 5"),
+        ([path, "--step", "5"], "has no checkpoint to average at step 5"),
         ([path, "--average-checkpoints", "3"], "cannot average 3 checkpoints"),
         ([path, "--dtype", "float16"], "--dtype must be float32 or bfloat16, got 'float16'"),
         ([path, "--license", "a: b\nc"], "a license is an identifier such as cc-by-4.0"),

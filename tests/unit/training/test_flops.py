@@ -12,7 +12,7 @@ from example_configs import SMALL
 from jaxtyping import Array
 from model_variants import cases
 
-from transformer_jax import registry
+from transformer_jax import register
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare_text
@@ -128,16 +128,17 @@ def test_the_flops_of_a_model_for_short_sentences_are_counted(max_length: int) -
     assert flops_of_lengths(model, 30, side, side) == flops_of_lengths(SMALL.model, 30, side, side)
 
 
-def test_a_part_from_outside_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("forget_parts")
+def test_a_part_from_outside_the_package_is_counted() -> None:
     lengths = np.array([5, 6]), np.array([7, 1])
     expected = flops_of_lengths(SMALL.model, 30, *lengths)
     matrix = jnp.ones((SMALL.model.d_ff, SMALL.model.d_ff))
-    part = registry.Part(lambda x: x @ (matrix @ matrix), is_foreign=True, file=None)
-    monkeypatch.setitem(registry._parts["model.activation"], "relu", part)
+    register("model.activation", "products")(lambda x: x @ (matrix @ matrix))
+    model = replace(SMALL.model, activation="products")
     each = SMALL.model.d_ff**2
     # Each layer multiplies each token by a matrix, which is a product of two other matrices.
     extra = SMALL.model.num_layers * (sum(map(sum, lengths)) * each + 2 * SMALL.model.d_ff * each)
-    assert flops_of_lengths(SMALL.model, 30, *lengths) == expected + 3 * 2 * extra
+    assert flops_of_lengths(model, 30, *lengths) == expected + 3 * 2 * extra
 
 
 X, W = jnp.ones((4, 3)), jnp.ones((3, 3))
