@@ -103,7 +103,8 @@ RANGES: dict[str, Range] = {
     "d_model": (2, 499_998, (0, -2, 10**6 + 2)),
     "d_ff": WIDTH,
     "num_heads": WIDTH,
-    "num_kv_heads": WIDTH,
+    # Only 1 divides every number of heads.
+    "num_kv_heads": (1, 1, (0, -1, 10**6 + 1)),
     "d_k": WIDTH,
     "d_v": WIDTH,
     "dropout": FRACTION,

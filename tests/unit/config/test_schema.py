@@ -57,8 +57,6 @@ def configs(draw: st.DrawFn) -> Config:
             model["attention_score"] = "general"
     for key in ("d_model", "d_k", "position_buckets"):
         model[key] += model[key] % 2
-    if model["num_kv_heads"] is not None:
-        model["num_heads"] = model["num_kv_heads"]
     if model["feed_forward"] != "mlp":
         model["activation"] = "relu"
     if model["dtype"] == "float64":
