@@ -329,7 +329,7 @@ def test_help_and_version_are_also_commands(capsys: pytest.CaptureFixture[str]) 
     [
         ("trai", {"train"}),
         ("train tin", {"tiny"}),
-        ("sweep table3 tabl", {"table3", "table3_multi30k"}),
+        ("sweep table3 table", {"table3", "table3_multi30k"}),
         ("train tiny --train.st", {"--train.steps"}),
         ("train tiny --model.dtype b", {"bfloat16"}),
         ("train tiny --data-from smo", {"smoke"}),

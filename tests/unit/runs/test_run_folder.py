@@ -290,7 +290,7 @@ def test_a_run_with_a_foreign_part_names_its_file_and_reports_a_change(
     monkeypatch.setenv(IMPORTS, "")
     del registry._parts["model.activation"]["twice"]
     registry._digests.clear()
-    with pytest.raises(UsageError, match=r"uses model.activation 'twice', which my_part.py regist"):
+    with pytest.raises(UsageError, match=r"uses model.activation 'twice', which my_part.py"):
         RunFolder.open(run.path)
 
     file.write_text(code + "\n")
