@@ -104,8 +104,10 @@ def import_file(path: str) -> None:
         UsageError: the path is not a Python file, or the file raises an error.
     """
     file = Path(path).expanduser().resolve()
-    if file.suffix != ".py" or not file.is_file():
-        raise UsageError(f"cannot import {path}: it is not a Python file")
+    if not file.is_file():
+        raise UsageError(f"cannot import {path}: there is no such file")
+    if file.suffix != ".py":
+        raise UsageError(f"cannot import {path}: it is not a Python file (.py)")
     if file not in imported_files():
         try:
             _execute(file)

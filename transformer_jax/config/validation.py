@@ -62,8 +62,7 @@ class PartName:
         foreign = foreign_names(field)
         if name not in self.own and name not in foreign:
             names = (*self.own, *foreign)
-            hint = did_you_mean(name, names)
-            advice = f"{hint}; a part in your own file must be imported first"
+            advice = did_you_mean(name, names) or "; if your own file registers it, import the file"
             rule = f"one of {', '.join(map(repr, names))}"
             raise ConfigError.from_field(field, rule, name, advice)
 
