@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from transformer_jax.config import Config, Row
-from transformer_jax.config.loading import load_config, load_rows, run_name
+from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.registry import describe_foreign
 from transformer_jax.reports import tables
 from transformer_jax.reports.collect import (
     collect_results,
@@ -80,6 +81,7 @@ def train(
         RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.
         StorageError: the folder cannot be read or written.
     """
+    check_not_importing("train")
     if isinstance(config, str):
         config = load_config(config)
     folder, num_scheduled = train_folder(
@@ -165,6 +167,7 @@ def sweep(
         RunInterrupted: a signal ended the sweep. All runs are saved.
         SweepFailedError: a run failed.
     """
+    check_not_importing("sweep")
     planned = plan_sweep(Path(path), read_rows(configs), seeds, only=rows)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
     check_finished(launch_sweep(planned, devices, retry_failed=retry_failed, quiet=quiet))
@@ -196,6 +199,7 @@ def launch_sweep(
     Returns:
         The status of every run.
     """
+    check_importable(planned)
     slots, say = find_slots(devices), Console(quiet=True).print if quiet else stderr.print
     planned.store()
     if any(read_status(run).status == "submitted" for run in planned.runs):
@@ -206,6 +210,17 @@ def launch_sweep(
     for note in notes:
         say(note)
     return launch(planned, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
+
+
+def check_importable(planned: Sweep) -> None:
+    """Raise a UsageError if a row uses a part that other processes cannot import."""
+    for row in planned.rows.values():
+        for field, part in describe_foreign(row.config.parts()).items():
+            if "file" not in part:
+                raise UsageError(
+                    f"{field} {part['name']!r} is not registered by a file, so the processes of a "
+                    "sweep cannot import it: move it to a file, and import that file"
+                )
 
 
 def prepare_texts(planned: Sweep) -> list[str]:

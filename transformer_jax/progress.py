@@ -67,6 +67,9 @@ def advance(count: int) -> None:
         report(current.activity, current.done, current.total)
 
 
+PACKAGE = __name__.partition(".")[0]
+
+
 class Note(UserWarning):
     """A warning that contains one line of text for the user."""
 
@@ -74,6 +77,7 @@ class Note(UserWarning):
 def note(text: str) -> None:
     """Issue a `Note` whose location is the line outside this package that called the package."""
     level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_globals.get("__package__", "").startswith(__package__):
+    # A script has no package.
+    while frame is not None and str(frame.f_globals.get("__package__")).startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, Note, stacklevel=level)

@@ -11,6 +11,7 @@ registered in the same way:
 """
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,8 @@ class Part:
 
 
 _parts: dict[str, dict[str, Part]] = {}
+IMPORTS = "TRANSFORMER_JAX_IMPORT"
+"""The environment variable that lists files to import, separated like the folders in PATH."""
 _reserved: dict[str, tuple[str, ...]] = {}
 _digests: dict[Path, str] = {}
 
@@ -106,6 +109,7 @@ def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
         if file is not None and is_foreign:
             # Compute the digest now, because the file may change while this process runs.
             _digests.setdefault(file, hashlib.sha256(file.read_bytes()).hexdigest())
+            inherit(file)
         return value
 
     return add
@@ -136,6 +140,11 @@ def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return described
 
 
-def registered_files() -> list[Path]:
-    """Return the files outside this package that have registered parts."""
-    return list(_digests)
+def imported_files() -> list[Path]:
+    """Return the files that were imported or that registered parts."""
+    return [Path(file) for file in os.environ.get(IMPORTS, "").split(os.pathsep) if file]
+
+
+def inherit(file: Path) -> None:
+    """Let child processes import a file."""
+    os.environ[IMPORTS] = os.pathsep.join(map(str, dict.fromkeys([*imported_files(), file])))

@@ -198,3 +198,14 @@ def test_a_run_with_two_vocabularies_trains_translates_and_resumes(tmp_path: Pat
     assert follower.vocabulary.source.model == run.vocabulary.source.model
     resume(path, train={"steps": 2})
     assert state_of(path)[0] == 2
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_part_that_cannot_be_called_is_named_and_leaves_no_run_folder(tmp_path: Path) -> None:
+    transformer_jax.register("train.optimizer", "nothing")(lambda _config, _rate: None)
+    config = SMALL.change(train={"optimizer": "nothing"})
+    with pytest.raises(AttributeError) as error:
+        create_run(config, tmp_path / "run", QUIET)
+    expected = "This run uses train.optimizer 'nothing' of test_create_run.py. "
+    assert any(note.startswith(expected) for note in error.value.__notes__)
+    assert not (tmp_path / "run").exists()

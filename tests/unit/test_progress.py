@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -74,3 +76,10 @@ def test_the_location_of_a_note_is_the_line_that_called_the_package() -> None:
         ("direct", progress.Note, __file__),
         ("nested", progress.Note, __file__),
     ]
+
+
+def test_a_note_in_a_script_without_a_package_is_a_warning() -> None:
+    code = "from transformer_jax.progress import note; note('one line')"
+    command = [sys.executable, "-W", "always", "-c", code]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "<string>:1: Note: one line" in process.stderr

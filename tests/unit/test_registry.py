@@ -1,5 +1,7 @@
 """Test the registration of parts from this package, from files, and from notebooks."""
 
+import importlib
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -7,8 +9,14 @@ import pytest
 
 import transformer_jax
 from transformer_jax import Config, ConfigError, UsageError, registry
-from transformer_jax.config.loading import import_arguments, import_file, import_inherited
+from transformer_jax.config.loading import (
+    import_arguments,
+    import_file,
+    import_inherited,
+    load_rows,
+)
 from transformer_jax.config.schema import PART_FIELDS
+from transformer_jax.registry import imported_files
 
 SQUARED = """
 import transformer_jax
@@ -127,3 +135,45 @@ def test_child_processes_import_the_same_files(
 
 def test_every_field_that_selects_a_part_has_a_registry() -> None:
     assert {field for field, _, _ in PART_FIELDS} == set(registry._parts)
+
+
+SWEEP_FILE = """
+import my_part
+
+import transformer_jax
+
+BASE = transformer_jax.Config()
+SWEEP = {"base": BASE, "square": BASE.change(model={"activation": "square"})}
+"""
+
+
+def test_child_processes_import_a_module_that_a_config_file_imports(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    (tmp_path / "sweep.py").write_text(SWEEP_FILE)
+    assert set(load_rows(str(tmp_path / "sweep.py"))) == {"base", "square"}
+    assert imported_files() == [file]
+
+
+def test_a_part_that_a_module_registers_is_imported_by_child_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("my_part")
+    assert imported_files() == [file]
+    del sys.modules["my_part"]
+
+
+def test_a_script_that_trains_without_a_main_guard_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("import transformer_jax\n\ntransformer_jax.train('tiny', 'runs/x')\n")
+    with pytest.raises(UsageError, match=r"calls train while it is imported: call it only under"):
+        import_file(str(file))
+
+
+def test_a_sweep_rejects_a_part_that_its_processes_cannot_import(tmp_path: Path) -> None:
+    exec(compile(SQUARED.format(name="square"), "<cell 1>", "exec"), {})  # noqa: S102
+    config = Config().change(model={"activation": "square"})
+    with pytest.raises(UsageError, match=r"^model.activation 'square' is not registered by a file"):
+        transformer_jax.sweep({"square": config}, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()

@@ -140,8 +140,9 @@ class Sweep(ConfigCommand):
         slurm.check_available()
         sweep.store()
         # Prepare the text on this machine, because compute nodes often have no network access.
-        from transformer_jax.api import prepare_texts
+        from transformer_jax.api import check_importable, prepare_texts
 
+        check_importable(sweep)
         for note in prepare_texts(sweep):
             stderr.print(note)
         retry, timeout = self.retry_failed, self.step_timeout

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from transformer_jax.config import schema
@@ -19,11 +20,10 @@ from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
 from transformer_jax.errors import UsageError
 from transformer_jax.files import INVALID_JSON
-from transformer_jax.registry import registered_files
+from transformer_jax.registry import IMPORTS, imported_files, inherit
 
 PACKAGE = Path(__file__).parents[1]
-IMPORTS = "TRANSFORMER_JAX_IMPORT"
-"""The environment variable that lists files to import, separated like the folders in PATH."""
+_importing: ContextVar[str] = ContextVar("importing", default="")
 
 
 def shipped_configs() -> Path:
@@ -109,11 +109,27 @@ def import_file(path: str) -> None:
     if file.suffix != ".py":
         raise UsageError(f"cannot import {path}: it is not a Python file (.py)")
     if file not in imported_files():
+        inherit(file)
+        token = _importing.set(path)
         try:
             _execute(file)
         except ConfigError as error:
             raise UsageError(f"cannot import {path}: {error}") from error
-        _inherit(file)
+        finally:
+            _importing.reset(token)
+
+
+def check_not_importing(function: str) -> None:
+    """Raise a UsageError if an imported file calls a function that trains.
+
+    Workers import the files that register parts. If such a file is a script, each worker would
+    otherwise start all trainings of the script again.
+    """
+    if path := _importing.get():
+        raise UsageError(
+            f"{path} calls {function} while it is imported: call it only under "
+            '`if __name__ == "__main__":`'
+        )
 
 
 def import_inherited() -> None:
@@ -124,21 +140,11 @@ def import_inherited() -> None:
         import_file(str(file))
 
 
-def imported_files() -> list[Path]:
-    """Return the files that were imported, or that registered parts while they were read."""
-    return [Path(file) for file in os.environ.get(IMPORTS, "").split(os.pathsep) if file]
-
-
 def import_arguments() -> list[str]:
     """Return the command-line arguments that import the same files."""
     folder = Path.cwd()
     files = (f.relative_to(folder) if f.is_relative_to(folder) else f for f in imported_files())
     return [word for file in files for word in ("--import", str(file))]
-
-
-def _inherit(file: Path) -> None:
-    """Add a file to the list of files that this process's children import."""
-    os.environ[IMPORTS] = os.pathsep.join(map(str, dict.fromkeys([*imported_files(), file])))
 
 
 def _read_json_config(path: Path) -> Config:
@@ -176,12 +182,9 @@ def _execute(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path} is not a Python file")
     with _importable(path.resolve().parent):
         try:
-            names = runpy.run_path(str(path.resolve()))
+            return runpy.run_path(str(path.resolve()))
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{_error_location(path, error)}: {_error_message(error)}") from error
-    if path.resolve() in registered_files():
-        _inherit(path.resolve())
-    return names
 
 
 @contextmanager

@@ -1,23 +1,28 @@
 """Create a run: prepare the text and create the run folder."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.data.batches import Batch
 from transformer_jax.data.encode import SIDES
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import check_params
-from transformer_jax.registry import foreign_names
+from transformer_jax.registry import describe_foreign, foreign_names
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
-from transformer_jax.training.step import init_state
+from transformer_jax.training.step import TrainStep, init_state
 
 # The model fields that may differ between a new run and the run that provides its parameters.
 # These fields affect only training, speed, rounding, or the maximum lengths. A field that
@@ -68,6 +73,9 @@ def create_run(
             message = f"the parameters of {other.folder.path} do not fit this model: {error}"
             raise UsageError(message) from error
 
+    if parts := describe_foreign(config.parts()):
+        _check_parts(model, config, parts)
+
     with RunFolder.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
         if other is not None:
             state = init_state(model, config.train, other.params)
@@ -102,6 +110,28 @@ def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> Ru
         expected = folder.vocabulary, folder.fingerprint
         find_prepared(moved, *expected, verify_text=True)
     return resumed
+
+
+def _check_parts(
+    model: EncoderDecoder, config: Config, parts: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Trace a training step, so that an error in a part occurs before the run folder exists."""
+
+    def step() -> object:
+        tokens = jnp.ones((1, 2), jnp.int32)
+        return TrainStep(model, config.train)(
+            init_state(model, config.train), Batch(tokens, tokens)
+        )
+
+    try:
+        jax.eval_shape(step)
+    except Exception as error:
+        names = (f"{k} {v['name']!r} of {v.get('file', 'a notebook')}" for k, v in parts.items())
+        error.add_note(
+            f"This run uses {', '.join(names)}. The page docs/extending.md describes how parts are "
+            "called and what they must return."
+        )
+        raise
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
