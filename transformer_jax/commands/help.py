@@ -42,13 +42,14 @@ complete -o default -F _transformer_jax transformer-jax
 def print_help(name: str, command_type: Command, words: Sequence[str], *, everything: bool) -> None:
     """Print a command's help. If a config is given, show its values as the defaults."""
     _join_lines(command_type)
-    default, shown, end = make_default(command_type), None, ""
+    default, shown = make_default(command_type), None
+    end = "\n--import FILE executes a Python file that registers parts; repeat it for other files"
     if issubclass(command_type, ConfigCommand):
         if words:
             default = parse(name, command_type, words)
             config = next(iter(default.load_rows().values())).config
             default = dataclasses.replace(default, config=config)
-        end = f"\nshipped configs: {', '.join(_shipped_names())}"
+        end += f"\nshipped configs: {', '.join(_shipped_names())}"
         if command_type.common and not everything:
             shown = command_type.common
             count = sum(1 for _ in list_options(command_type))
