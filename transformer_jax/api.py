@@ -16,7 +16,7 @@ from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.inference.summary import html_table
-from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
 from transformer_jax.reports import tables
 from transformer_jax.reports.collect import (
@@ -88,7 +88,7 @@ def train(
         config, Path(path), resume=resume, init_from=init_from, callback=callback, quiet=quiet
     )
     count = max(min(num_scheduled, folder.config.decode.average_checkpoints), 1)
-    return load(folder.path, average_checkpoints=count)
+    return load_folder(folder, count)
 
 
 def train_folder(
@@ -114,8 +114,8 @@ def train_folder(
     with contextlib.nullcontext() if quiet else progress_bar():
         if exists:
             stored = RunFolder.open(path)
-            for line in stored.changed_files:
-                notes.print(f"note: {line}")
+            if group.is_primary:
+                note_changed_files(stored)
             # The run may have been extended.
             steps = max(config.train.steps, stored.steps_done)
             config = config.change(train={"steps": steps})

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformer_jax.errors import ConfigError
+from transformer_jax.errors import ConfigError, UsageError
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parent
@@ -138,6 +138,27 @@ def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
             origin = {"file": file.name, "sha256": _digests[file]} if file is not None else {}
             described[field] = {"name": name, **origin}
     return described
+
+
+def check_registered(path: Path, described: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise a UsageError if a run or sweep uses a part that is not registered.
+
+    Reading a folder never causes an import, because the folder holds only data.
+
+    Args:
+        path: the folder of the run or sweep.
+        described: the parts that the folder uses, as `describe_foreign` returns them.
+    """
+    for field, part in described.items():
+        if part["name"] not in foreign_names(field):
+            file = part.get("file")
+            origin = (
+                "a notebook or script without a file registered: define it again first"
+                if file is None
+                else f"{file} registers: import {file} first (on the command line: --import, "
+                "followed by its path)"
+            )
+            raise UsageError(f"{path} uses {field} {part['name']!r}, which {origin}")
 
 
 def imported_files() -> list[Path]:

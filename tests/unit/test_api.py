@@ -1,5 +1,6 @@
 """Test that Python functions train, resume, evaluate, sweep, and report as the commands do."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from example_configs import SMALL, metrics_of
 
 import transformer_jax as tj
 from transformer_jax.api import read_rows
+from transformer_jax.config.loading import import_file
 from transformer_jax.inference.translate import check_text
+from transformer_jax.progress import Note
 from transformer_jax.runs.run_folder import RunFolder
 
 CONFIG = SMALL.change(train={"steps": 4, "checkpoint_every": 2})
@@ -55,6 +58,26 @@ def test_resuming_starts_a_run_that_does_not_exist(tmp_path: Path) -> None:
     longer = config.change(train={"steps": 2})
     assert tj.train(longer, str(tmp_path / "run"), resume=True, quiet=True).step == 2
     assert RunFolder.open(tmp_path / "run").config.train.steps == 2
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_resuming_notes_once_that_a_file_of_parts_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    code = "import jax, transformer_jax\n"
+    file.write_text(code + 'transformer_jax.register("model.activation", "mine")(jax.nn.relu)\n')
+    import_file(str(file))
+    short = {"steps": 1, "checkpoint_every": 1}
+    config = CONFIG.change(model={"activation": "mine"}, train=short)
+    path = tj.train(config, tmp_path / "run", quiet=True).folder.path
+    description = (path / "run.json").read_text("utf-8")
+    digest = json.loads(description)["parts"]["model.activation"]["sha256"]
+    (path / "run.json").write_text(description.replace(digest, "0" * 64), "utf-8")
+    for steps in (2, 3):
+        with pytest.warns(Note) as notes:
+            tj.train(config.change(train={"steps": steps}), path, resume=True, quiet=True)
+        assert [str(note.message).split(":")[0] for note in notes] == [
+            f"mine.py, which defines model.activation mine, has changed since {path} was created"
+        ]
 
 
 def test_an_evaluation_of_a_run_scores_its_test_set(

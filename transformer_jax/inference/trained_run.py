@@ -204,7 +204,8 @@ def load(
     `step`, which defaults to the latest step. If `average_checkpoints` is 1, `load` accepts any
     checkpoint, even an unscheduled one. `average_checkpoints` defaults to the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
-    a warning and averages the existing ones.
+    a warning and averages the existing ones. It also warns about each file of registered parts
+    that has changed since the run was created.
 
     Raises:
         UsageError: the run or the checkpoint at `step` does not exist, the run has too few
@@ -216,8 +217,22 @@ def load(
             f"cannot average {average_checkpoints} checkpoints; to use the latest one, pass ",
             Setting("average_checkpoints", 1),
         )
-    enable_compilation_cache()
     folder = RunFolder.open(Path(path))
+    note_changed_files(folder)
+    return load_folder(folder, average_checkpoints, step)
+
+
+def note_changed_files(folder: RunFolder) -> None:
+    """Issue a note for each file of parts that has changed since the run was created."""
+    for line in folder.changed_files:
+        note(line)
+
+
+def load_folder(
+    folder: RunFolder, average_checkpoints: int | None = None, step: int | None = None
+) -> Run:
+    """Load an open run as `load` does, but without notes about changed files."""
+    enable_compilation_cache()
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
 
@@ -280,6 +295,7 @@ def load_averages(
     """
     if not counts:
         return
+    note_changed_files(folder)
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         means = average_last_params(checkpoints, steps, _restore_target(folder), counts)
         try:

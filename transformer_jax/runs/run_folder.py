@@ -44,7 +44,7 @@ from transformer_jax.files import (
     read_limited,
     write_json,
 )
-from transformer_jax.registry import describe_foreign, foreign_names
+from transformer_jax.registry import check_registered, describe_foreign
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
@@ -166,14 +166,14 @@ class RunFolder:
                     f"{path} has format {data['format']}, but this version of transformer-jax "
                     f"reads only format {FORMAT}"
                 )
-            _check_parts(path, data)
+            check_registered(path, _read_parts(data))
             config = Config.from_dict(data["config"])
             vocabulary = read_vocabulary(path, data)
             package = Package.from_dict(data["package"]) if "package" in data else None
             return cls(path, config, vocabulary, str(data["data"]["fingerprint"]), package)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
-        except (OSError, *INVALID_JSON, ConfigError, DataError) as error:
+        except (OSError, AttributeError, *INVALID_JSON, ConfigError, DataError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
     @property
@@ -190,14 +190,18 @@ class RunFolder:
 
     @property
     def changed_files(self) -> list[str]:
-        """A sentence for each file of parts whose code differs from what this run recorded."""
+        """A line for each file of parts whose code has changed since this run was created."""
         recorded = _read_parts(self._read_description())
+        parts: dict[tuple[str, str, str], list[str]] = {}
+        for field, now in describe_foreign(self.config.parts()).items():
+            part = recorded.get(field, {})
+            if "sha256" in now and "sha256" in part and now["sha256"] != part["sha256"]:
+                key = (part["file"], part["sha256"][:12], now["sha256"][:12])
+                parts.setdefault(key, []).append(f"{field} {part['name']}")
         return [
-            f"{part['file']}, which defines {field} {part['name']}, has changed since {self.path} "
-            f"recorded it: sha256 {part['sha256'][:12]} -> {now['sha256'][:12]}"
-            for field, now in describe_foreign(self.config.parts()).items()
-            if "sha256" in now and "sha256" in (part := recorded.get(field, {}))
-            if now["sha256"] != part["sha256"]
+            f"{file}, which defines {' and '.join(names)}, has changed since {self.path} was "
+            f"created: sha256 {before} -> {after}"
+            for (file, before, after), names in parts.items()
         ]
 
     @property
@@ -265,16 +269,22 @@ class RunFolder:
         """Write the config to disk if it has changed."""
         with storage_errors(f"{self.path} cannot be written"):
             if RunFolder.open(self.path).config != self.config:
-                self._write_description(current_versions())
+                recorded = _read_parts(self._read_description())
+                self._write_description(current_versions(), recorded)
 
-    def _write_description(self, versions: Mapping[str, str]) -> None:
+    def _write_description(
+        self, versions: Mapping[str, str], recorded: Mapping[str, dict[str, str]] | None = None
+    ) -> None:
+        """Write run.json; keep the digests of `recorded`, the parts when the run was created."""
+        parts = describe_foreign(self.config.parts())
+        parts = {**parts, **{x: y for x, y in (recorded or {}).items() if x in parts}}
         description = {
             "format": FORMAT,
             "config": self.config.to_dict(),
             **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
             "versions": versions,
-            **({"parts": parts} if (parts := describe_foreign(self.config.parts())) else {}),
+            **({"parts": parts} if parts else {}),
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)
@@ -286,20 +296,6 @@ def _read_parts(description: JsonObject) -> dict[str, dict[str, str]]:
         field: {key: str(value) for key, value in part.items()}
         for field, part in description.get("parts", {}).items()
     }
-
-
-def _check_parts(path: Path, description: JsonObject) -> None:
-    """Raise a UsageError if the run uses a part that is not registered.
-
-    A run never causes an import, because it holds only data.
-    """
-    for field, part in _read_parts(description).items():
-        if part["name"] not in foreign_names(field):
-            place = part.get("file", "a notebook")
-            raise UsageError(
-                f"{path} uses {field} {part['name']!r}, which {place} registers: import that file "
-                f"first (on the command line: --import {place})"
-            )
 
 
 def check_available(path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
 from transformer_jax.files import INVALID_JSON, write_json
+from transformer_jax.registry import check_registered, describe_foreign
 
 # Increase this number when the format of sweep.json changes.
 FORMAT = 2
@@ -110,7 +111,11 @@ class Sweep:
             rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
             origins = dict.fromkeys([*stored.origins, *origins])
         plan = {
-            name: {"config": row.config.to_dict(), "paper": asdict(row.paper)}
+            name: {
+                "config": row.config.to_dict(),
+                "paper": asdict(row.paper),
+                **({"parts": parts} if (parts := describe_foreign(row.config.parts())) else {}),
+            }
             for name, row in rows.items()
         }
         with storage_errors(f"{self.path} cannot be written"):
@@ -128,7 +133,8 @@ class Sweep:
         """Read the plan in a sweep's folder.
 
         Raises:
-            UsageError: the folder does not contain a plan.
+            UsageError: the folder does not contain a plan, or a row uses a part that is not
+                registered.
             StorageError: the plan cannot be read, is invalid, or is in a different format.
         """
         file = path / "sweep.json"
@@ -140,6 +146,8 @@ class Sweep:
                 raise StorageError(
                     f"{file} has format {plan['format']!r}, but this version reads format {FORMAT}"
                 )
+            for row in plan["rows"].values():
+                check_registered(path, row.get("parts", {}))
             rows = {
                 check_row_name(name): Row(Config.from_dict(row["config"]), Paper(**row["paper"]))
                 for name, row in plan["rows"].items()

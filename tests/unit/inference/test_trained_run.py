@@ -6,14 +6,17 @@ from typing import Any
 
 import jax
 import pytest
+from example_configs import SMALL
 from oracles import floats
 from run_files import write_untrained_run
 
 import transformer_jax
+from transformer_jax import registry
+from transformer_jax.config.loading import IMPORTS, import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
 from transformer_jax.inference import trained_run
-from transformer_jax.inference.trained_run import Run, load, read_params
+from transformer_jax.inference.trained_run import Run, load, load_averages, read_params
 from transformer_jax.progress import Note
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
@@ -188,3 +191,30 @@ def test_invalid_options_of_a_translation_are_errors(run: Run) -> None:
     with pytest.raises(DataError, match=r"pass truncate=True$") as too_long:
         run.translate(["one", " ".join(["one"] * 200)])
     assert format_for_shell(too_long.value).endswith("pass --truncate")
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_file_that_has_changed_since_the_run_was_created_is_noted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "my_part.py"
+    code = "import jax, transformer_jax\n"
+    code += 'transformer_jax.register("model.activation", "mine")(jax.nn.relu)\n'
+    file.write_text(code)
+    import_file(str(file))
+    config = SMALL.change(model={"activation": "mine"})
+    path = write_untrained_run(tmp_path / "run", config).path
+    assert load(path).folder.changed_files == []
+
+    monkeypatch.setenv(IMPORTS, "")
+    del registry._parts["model.activation"]["mine"]
+    registry._digests.clear()
+    file.write_text(code + "\n")
+    import_file(str(file))
+    with pytest.warns(Note) as notes:
+        load(path)
+    [text] = [str(note.message) for note in notes]
+    assert text.startswith("my_part.py, which defines model.activation mine, has changed since")
+    with pytest.warns(Note) as notes:
+        list(load_averages(RunFolder.open(path), [8], [1]))
+    assert [str(note.message) for note in notes] == [text]

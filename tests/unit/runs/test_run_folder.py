@@ -273,29 +273,83 @@ def test_only_ascii_digits_name_a_checkpoint(name: str, tmp_path: Path) -> None:
     assert run.steps_done == 7
 
 
-def test_a_run_with_a_foreign_part_names_its_file_and_reports_a_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "my_part.py"
-    code = "import transformer_jax\n"
-    code += 'transformer_jax.register("model.activation", "twice")(lambda x: 2 * x)\n'
+PART = """
+import transformer_jax
+transformer_jax.register("model.activation", "twice")(lambda x: 2 * x)
+transformer_jax.register("train.schedule", "flat")(lambda config, peak: lambda step: peak)
+"""
+
+
+def import_part(file: Path, code: str) -> None:
+    """Register the parts of a file as a new process does."""
+    for field in ("model.activation", "train.schedule"):
+        for name in registry.foreign_names(field):
+            del registry._parts[field][name]
+    registry._digests.clear()
+    os.environ[IMPORTS] = ""
     file.write_text(code)
-    monkeypatch.setenv(IMPORTS, "")
     import_file(str(file))
+
+
+def create_with_parts(tmp_path: Path, **config: dict[str, Any]) -> RunFolder:
+    import_part(tmp_path / "my_part.py", PART)
+    changed = CONFIG.change(**config)
+    return RunFolder.create(tmp_path / "run", changed, Vocabulary.share(TOKENIZER), "f1a9")
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_run_whose_part_is_not_registered_names_the_file_to_import(tmp_path: Path) -> None:
+    run = create_with_parts(tmp_path, model={"activation": "twice"})
+    assert RunFolder.open(run.path).config == run.config
+    del registry._parts["model.activation"]["twice"]
+    with pytest.raises(UsageError) as error:
+        RunFolder.open(run.path)
+    assert str(error.value) == (
+        f"{run.path} uses model.activation 'twice', which my_part.py registers: import my_part.py "
+        "first (on the command line: --import, followed by its path)"
+    )
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_part_of_a_notebook_must_be_defined_again(tmp_path: Path) -> None:
+    exec(compile(PART, "<cell 1>", "exec"), {})  # noqa: S102 - the code is this file's
     config = CONFIG.change(model={"activation": "twice"})
     run = RunFolder.create(tmp_path / "run", config, Vocabulary.share(TOKENIZER), "f1a9")
-    assert RunFolder.open(run.path).config == config
-    assert run.changed_files == []
-
-    monkeypatch.setenv(IMPORTS, "")
     del registry._parts["model.activation"]["twice"]
-    registry._digests.clear()
-    with pytest.raises(UsageError, match=r"uses model.activation 'twice', which my_part.py"):
+    rule = "a notebook or script without a file registered: define it again first$"
+    with pytest.raises(UsageError, match=f"uses model.activation 'twice', which {rule}"):
         RunFolder.open(run.path)
 
-    file.write_text(code + "\n")
-    import_file(str(file))
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_changed_file_is_one_line_even_if_it_defines_several_parts(tmp_path: Path) -> None:
+    parts = {"model": {"activation": "twice"}, "train": {"schedule": "flat"}}
+    run = create_with_parts(tmp_path, **parts)
+    assert run.changed_files == []
+    import_part(tmp_path / "my_part.py", PART + "\n")
     [change] = RunFolder.open(run.path).changed_files
-    assert change.startswith("my_part.py, which defines model.activation twice, has changed")
-    del registry._parts["model.activation"]["twice"]
-    registry._digests.clear()
+    defined = "model.activation twice and train.schedule flat"
+    start = f"my_part.py, which defines {defined}, has changed since {run.path} was created: sha256"
+    assert change.startswith(start)
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_run_keeps_the_digests_of_the_files_that_it_was_created_with(tmp_path: Path) -> None:
+    run = create_with_parts(tmp_path, model={"activation": "twice"})
+    before = json.loads((run.path / "run.json").read_text("utf-8"))["parts"]
+    import_part(tmp_path / "my_part.py", PART + "\n")
+    stored = RunFolder.open(run.path)
+    longer = stored.with_config(stored.config.change(train={"log_every": 7}))
+    longer.store()
+    description = json.loads((run.path / "run.json").read_text("utf-8"))
+    assert description["config"]["train"]["log_every"] == 7
+    assert description["parts"] == before
+    assert RunFolder.open(run.path).changed_files == stored.changed_files != []
+
+
+@pytest.mark.parametrize("parts", [[], "x", {"model.norm": "x"}, {"model.norm": {}}])
+def test_invalid_descriptions_of_parts_are_rejected(parts: object, tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    rewrite(run.path, lambda description: description.update(parts=parts))
+    with pytest.raises(StorageError, match=r"run\.json"):
+        RunFolder.open(run.path)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from example_configs import SMALL
 
+from transformer_jax import registry
 from transformer_jax.config import Paper, Row
+from transformer_jax.config.loading import import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
@@ -122,3 +124,22 @@ def test_a_plan_in_an_older_format_is_rejected_in_one_line(tmp_path: Path) -> No
     (tmp_path / "sweep.json").write_text('{"format": 1, "rows": {}, "seeds": [0]}')
     with pytest.raises(StorageError, match=r"sweep\.json has format 1, but .* reads format 2$"):
         Sweep.open(tmp_path)
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_sweep_whose_parts_are_not_registered_names_the_file_to_import(tmp_path: Path) -> None:
+    for name in ("once", "twice"):
+        code = f'transformer_jax.register("model.activation", "{name}")(lambda x: x)'
+        (tmp_path / f"{name}.py").write_text(f"import transformer_jax\n{code}\n")
+        import_file(str(tmp_path / f"{name}.py"))
+    rows = {"base": Row(SMALL)}
+    rows |= {x: Row(SMALL.change(model={"activation": x})) for x in ("once", "twice")}
+    plan_sweep(tmp_path / "s", rows, 1).store()
+    assert Sweep.open(tmp_path / "s").rows == rows
+    for name in ("twice", "once"):
+        del registry._parts["model.activation"][name]
+        with pytest.raises(UsageError) as error:
+            Sweep.open(tmp_path / "s")
+        assert error.value.exit_code == 2
+        uses = f"{tmp_path / 's'} uses model.activation {name!r}, which {name}.py registers"
+        assert str(error.value).startswith(uses)
