@@ -12,6 +12,7 @@ from rich.console import Console
 from training_runs import resume
 
 import transformer_jax
+from transformer_jax import progress
 from transformer_jax.cli import main
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.distributed import heartbeat
@@ -88,6 +89,9 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
         assert RunFolder.open(path).config.data.folder == "texts"
     ours, theirs = os.pipe()
     monkeypatch.setattr(heartbeat, "_pipe", theirs)
+    # `heartbeat.connect` adds this listener.
+    listener: progress.Reporter = lambda activity, *_: heartbeat.busy(activity)  # noqa: E731
+    monkeypatch.setattr(progress, "listeners", [listener])
     assert main(["resume", "run", "--data.folder", "moved"]) == 0
     monkeypatch.undo()
     os.close(theirs)
