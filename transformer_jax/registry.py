@@ -108,7 +108,7 @@ def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
         parts[name] = Part(value, is_foreign, file)
         if file is not None and is_foreign:
             # Compute the digest now, because the file may change while this process runs.
-            _digests.setdefault(file, hashlib.sha256(file.read_bytes()).hexdigest())
+            _digests[file] = hashlib.sha256(file.read_bytes()).hexdigest()
             inherit(file)
         return value
 

@@ -60,6 +60,16 @@ def test_a_description_names_only_foreign_parts_and_the_digest_of_their_file(
     assert registry.describe_foreign(parts) == {"model.activation": expected}
 
 
+def test_a_part_that_is_registered_again_has_the_digest_of_the_new_code(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    for code in (file.read_text(), file.read_text() + "\n"):
+        file.write_text(code)
+        exec(compile(code, file, "exec"), {})  # noqa: S102 - the code is this file's
+        parts = Config().change(model={"activation": "square"}).parts()
+        described = registry.describe_foreign(parts)["model.activation"]
+        assert described["sha256"] == sha256(code.encode()).hexdigest()
+
+
 def test_a_notebook_can_register_a_part_again() -> None:
     code = compile(SQUARED.format(name="square"), "<cell 1>", "exec")
     exec(code, {})  # noqa: S102 - the code is this file's

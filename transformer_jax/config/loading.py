@@ -109,7 +109,6 @@ def import_file(path: str) -> None:
     if file.suffix != ".py":
         raise UsageError(f"cannot import {path}: it is not a Python file (.py)")
     if file not in imported_files():
-        inherit(file)
         token = _importing.set(path)
         try:
             _execute(file)
@@ -117,6 +116,7 @@ def import_file(path: str) -> None:
             raise UsageError(f"cannot import {path}: {error}") from error
         finally:
             _importing.reset(token)
+        inherit(file)
 
 
 def check_not_importing(function: str) -> None:
