@@ -134,9 +134,11 @@ def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     for field, name in names.items():
         part = _parts.get(field, {}).get(name)
         if part is not None and part.is_foreign:
-            file = part.file
-            origin = {"file": file.name, "sha256": _digests[file]} if file is not None else {}
-            described[field] = {"name": name, **origin}
+            described[field] = {"name": name}
+            if (file := part.file) is not None:
+                # In an ASCII locale, Python represents other characters as surrogates.
+                file_name = os.fsencode(file.name).decode("utf-8", "replace")
+                described[field] |= {"file": file_name, "sha256": _digests[file]}
     return described
 
 

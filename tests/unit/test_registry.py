@@ -70,6 +70,13 @@ def test_a_part_that_is_registered_again_has_the_digest_of_the_new_code(tmp_path
         assert described["sha256"] == sha256(code.encode()).hexdigest()
 
 
+def test_a_description_is_text_even_if_the_name_of_the_file_is_not(tmp_path: Path) -> None:
+    import_file(str(write(tmp_path, file="gr\udcf6sse.py")))
+    parts = Config().change(model={"activation": "square"}).parts()
+    described = registry.describe_foreign(parts)["model.activation"]
+    assert described["file"] == "gr\ufffdsse.py"
+
+
 def test_a_notebook_can_register_a_part_again() -> None:
     code = compile(SQUARED.format(name="square"), "<cell 1>", "exec")
     exec(code, {})  # noqa: S102 - the code is this file's
