@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
     """
     uri = page.file.src_uri
     if config.repo_url:
-        markdown = re.sub(r" ?Replace URL\swith[^:]*:", "", markdown)
+        markdown = re.sub(r" ?Replace URL[ \n]with[^:]*:", "", markdown)
         markdown = markdown.replace("git clone URL ", f"git clone {config.repo_url} ")
     source = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
 
