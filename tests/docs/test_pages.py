@@ -10,6 +10,8 @@ from markdown_it.token import Token
 from pages import PAGES, ROOT, name
 
 from transformer_jax.commands import COMMANDS
+from transformer_jax.config import TrainConfig
+from transformer_jax.config.validation import ON_RESUME, marked
 
 GITHUB = MarkdownIt("gfm-like", {"linkify": False})
 SLUG_DROPS = re.compile(r"[^\w\- ]")
@@ -124,3 +126,10 @@ def test_the_attention_figure_in_the_readme_shows_what_the_text_says() -> None:
         attended.append(sources[round((end - first) / height)])
         assert weight > 0.5
     assert sorted(attended) == ["▁five", "▁five", "▁five", "▁thousand"]
+
+
+def test_the_page_about_runs_lists_the_fields_that_may_change_on_resume() -> None:
+    text = (ROOT / "docs" / "runs.md").read_text("utf-8")
+    [listed] = re.findall(r"and these `train` fields: (.*?)\. Changing", text, re.DOTALL)
+    # The page describes the field `steps` above this list.
+    assert {*re.findall(r"`(\w+)`", listed), "steps"} == marked(TrainConfig, ON_RESUME)

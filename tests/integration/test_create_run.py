@@ -12,9 +12,10 @@ from training_runs import QUIET, assert_same, resume, state_of, train
 
 import transformer_jax
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.training.create_run import FREE_FIELDS, create_run
+from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 
 
@@ -130,8 +131,9 @@ def test_a_line_that_is_too_long_names_the_options_that_limit_it(
 
 def test_every_field_of_the_model_is_free_or_determines_the_function() -> None:
     determining = {next(iter(change)) for change in OTHER_FUNCTIONS} | WITH_OTHERS
-    assert not determining & FREE_FIELDS
-    assert determining | FREE_FIELDS == {field.name for field in fields(ModelConfig)}
+    free = marked(ModelConfig, ON_INIT_FROM)
+    assert not determining & free
+    assert determining | free == {field.name for field in fields(ModelConfig)}
 
 
 @pytest.mark.slow

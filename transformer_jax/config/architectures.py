@@ -1,46 +1,21 @@
-"""The fields of the model section that each architecture uses.
+"""Check that a model sets only the fields that its architecture uses.
 
 A field that an architecture does not use must have its default value.
 """
 
 from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
+from transformer_jax.config.validation import PartName, UsedBy, annotations
 
-TRANSFORMER = ("transformer",)
-LAYERED = ("transformer", "conv")
-OWN = ("transformer", "rnn", "conv")
-
-USED_BY: dict[str, tuple[str, ...]] = {
-    "d_ff": TRANSFORMER,
-    "num_heads": TRANSFORMER,
-    "num_kv_heads": TRANSFORMER,
-    "query_key_norm": TRANSFORMER,
-    "d_k": TRANSFORMER,
-    "d_v": TRANSFORMER,
-    "activation": TRANSFORMER,
-    "feed_forward": TRANSFORMER,
-    "feed_forward_bias": TRANSFORMER,
-    "activation_dropout": TRANSFORMER,
-    "num_decoder_layers": TRANSFORMER,
-    "output_bias": TRANSFORMER,
-    "positions": LAYERED,
-    "max_relative_position": TRANSFORMER,
-    "position_buckets": TRANSFORMER,
-    "attention_implementation": TRANSFORMER,
-    "attention_window": TRANSFORMER,
-    "attention_bias": TRANSFORMER,
-    "norm": TRANSFORMER,
-    "layer_norm": TRANSFORMER,
-    "layer_norm_epsilon": TRANSFORMER,
-    "max_positions": LAYERED,
-    "out_of_range_positions": LAYERED,
-    "learned_positions_init": LAYERED,
-    "remat": TRANSFORMER,
-    "rnn_cell": ("rnn",),
-    "rnn_input_feeding": ("rnn",),
-    "conv_kernel_width": ("conv",),
+USED_BY = {
+    field: rule.architectures
+    for field, (_, rules) in annotations(ModelConfig).items()
+    for rule in rules
+    if isinstance(rule, UsedBy)
 }
-"""The architectures of this package that use each field. They all use the fields that are not
-listed, and an architecture from outside the package can use every field."""
+# An architecture from outside the package can use every field.
+OWN = next(
+    rule.own for rule in annotations(ModelConfig)["architecture"][1] if isinstance(rule, PartName)
+)
 
 
 def uses(model: ModelConfig, field: str) -> bool:

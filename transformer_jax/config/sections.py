@@ -1,7 +1,8 @@
 """The four sections of a config, whose defaults describe the paper's base model.
 
-The docstring of a field is its `--help` text. Help text that spans several lines is wrapped at 80
-columns.
+A field's annotation defines its type and its range, which architectures use the field, and whether
+the field may change when a run resumes or starts from the parameters of another run. The docstring
+of a field is its `--help` text. Help text that spans several lines is wrapped at 80 columns.
 """
 
 from collections.abc import Mapping
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from transformer_jax.config.validation import (
+    ON_INIT_FROM,
+    ON_RESUME,
     POSITIVE,
     PROBABILITY,
     ConfigSection,
     at_least,
     between,
     part_of,
+    used_by,
 )
 from transformer_jax.registry import Registry
 from transformer_jax.special_tokens import BOS, PAD
@@ -50,62 +54,64 @@ class ModelConfig(ConfigSection):
     (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in each stack (encoder and decoder): the paper's N."""
-    num_decoder_layers: Annotated[int | None, between(1, 1000)] = None
+    num_decoder_layers: Annotated[int | None, between(1, 1000), used_by("transformer")] = None
     """Number of layers in the decoder. Default: model.num_layers. With a value
     other than model.num_layers, the model differs from the paper's."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
-    d_ff: Annotated[int, between(1, 1_000_000)] = 2048
+    d_ff: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 2048
     """Inner width of the feed-forward networks."""
-    feed_forward: Annotated[str, part_of("mlp", *GATED)] = "mlp"
+    feed_forward: Annotated[str, part_of("mlp", *GATED), used_by("transformer")] = "mlp"
     """The feed-forward network (section 3.3). `mlp` is the paper's: two linear
     layers. `swiglu` and `geglu` (Shazeer), which differ from the paper, multiply
     the activation by a third linear layer. Shazeer reduces d_ff by a third to
     keep the number of parameters, and omits the biases."""
-    feed_forward_bias: bool = True
+    feed_forward_bias: Annotated[bool, used_by("transformer")] = True
     """Add biases to the linear layers of the feed-forward networks. Without
     biases, the model differs from the paper's."""
-    activation: Annotated[str, part_of("relu", "gelu", "swish")] = "relu"
+    activation: Annotated[str, part_of("relu", "gelu", "swish"), used_by("transformer")] = "relu"
     """For the `mlp` feed-forward network: the activation function between its two
     linear layers. `gelu` (exact, not the tanh approximation) and `swish` differ
     from the paper."""
-    num_heads: Annotated[int, between(1, 1_000_000)] = 8
+    num_heads: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 8
     """Number of attention heads: the paper's h."""
-    num_kv_heads: Annotated[int | None, between(1, 1_000_000)] = None
+    num_kv_heads: Annotated[int | None, between(1, 1_000_000), used_by("transformer")] = None
     """Number of heads of keys and values. Default: model.num_heads. With fewer
     heads, groups of consecutive query heads share keys and values, which makes
     decoding caches smaller and differs from the paper. 1 is multi-query
     attention (Shazeer), and other values are grouped-query attention (Ainslie
     et al.)."""
-    query_key_norm: bool = False
+    query_key_norm: Annotated[bool, used_by("transformer")] = False
     """Divide each query and key by its root mean square, and multiply it by a
     learned vector that all heads share. Differs from the paper. Henry et al.
     divide by the norm and learn a scalar, and ViT-22B (Dehghani et al.)
     also subtracts the mean."""
-    d_k: Annotated[int, between(1, 1_000_000)] = 64
+    d_k: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 64
     """Width of the queries and keys in each head."""
-    d_v: Annotated[int, between(1, 1_000_000)] = 64
+    d_v: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 64
     """Width of the values in each head."""
-    dropout: Annotated[float, PROBABILITY] = 0.1
+    dropout: Annotated[float, PROBABILITY, ON_INIT_FROM] = 0.1
     """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
     and positional encodings (section 5.4)."""
-    attention_dropout: Annotated[float, PROBABILITY] = 0.0
+    attention_dropout: Annotated[float, PROBABILITY, ON_INIT_FROM] = 0.0
     """Dropout rate for the attention weights. With a rate above 0, training
     differs from the paper's."""
-    activation_dropout: Annotated[float, PROBABILITY] = 0.0
+    activation_dropout: Annotated[float, PROBABILITY, used_by("transformer"), ON_INIT_FROM] = 0.0
     """Dropout rate inside the feed-forward networks. With a rate above 0,
     training differs from the paper's."""
-    positions: Annotated[str, part_of(*ADDED_POSITIONS, *RELATIVE_POSITIONS)] = "sinusoidal"
+    positions: Annotated[
+        str, part_of(*ADDED_POSITIONS, *RELATIVE_POSITIONS), used_by("transformer", "conv")
+    ] = "sinusoidal"
     """How positions are encoded (section 3.5). `sinusoidal` is the paper's
     choice, and `learned` is row E of Table 3. All other choices differ from the
     paper. `concatenated_sinusoidal` puts all sines before all cosines, as in
     Tensor2Tensor. `none` does not encode positions. `alibi`, `rotary`,
     `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
     self-attention."""
-    max_relative_position: Annotated[int, between(1, 1_000_000)] = 16
+    max_relative_position: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 16
     """For `relative` positions: the maximum distance (k in Shaw et al.).
     Longer distances are clipped to this maximum."""
-    position_buckets: Annotated[int, between(4, 64)] = 32
+    position_buckets: Annotated[int, between(4, 64), used_by("transformer")] = 32
     """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
     attention_score: Annotated[str, part_of(*DOT_PRODUCTS, "general", "additive", "none")] = (
         "scaled_dot_product"
@@ -114,70 +120,81 @@ class ModelConfig(ConfigSection):
     `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
-    attention_implementation: Annotated[str, part_of("full", *FUSED)] = "full"
+    attention_implementation: Annotated[str, part_of("full", *FUSED), used_by("transformer")] = (
+        "full"
+    )
     """How attention is computed. `full` stores all attention weights at once.
     `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
     faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
     attention on NVIDIA GPUs."""
-    attention_window: Annotated[int | None, between(1, 1_000_000)] = None
+    attention_window: Annotated[int | None, between(1, 1_000_000), used_by("transformer")] = None
     """Maximum distance w between a query and a key in self-attention, which
     gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
     paper, which suggests this limit as future work."""
-    attention_bias: bool = False
+    attention_bias: Annotated[bool, used_by("transformer")] = False
     """Add biases to the four attention projections. Differs from the paper, whose
     projections have no biases."""
-    output_bias: bool = False
+    output_bias: Annotated[bool, used_by("transformer")] = False
     """Add a per-token bias to the logits. Differs from the paper, which does not add
     a bias to the logits."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
     translations never contain that token."""
-    norm: Annotated[str, part_of("layer_norm", "rms_norm")] = "layer_norm"
+    norm: Annotated[str, part_of("layer_norm", "rms_norm"), used_by("transformer")] = "layer_norm"
     """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich),
     which differs from the paper, divides by the root mean square. It neither
     subtracts the mean nor adds a bias."""
-    layer_norm: Annotated[str, part_of("post", "pre")] = "post"
+    layer_norm: Annotated[str, part_of("post", "pre"), used_by("transformer")] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
     the end of each stack."""
-    layer_norm_epsilon: Annotated[float, POSITIVE] = 1e-6
+    layer_norm_epsilon: Annotated[float, POSITIVE, used_by("transformer")] = 1e-6
     """Constant added to the variance in layer normalization, or to the mean square
     in `rms_norm`. The paper does not specify this constant."""
-    tie_embeddings: Literal["all", "target", "none"] = "all"
+    # The names of the parameters determine which matrices are shared.
+    tie_embeddings: Annotated[Literal["all", "target", "none"], ON_INIT_FROM] = "all"
     """Which embedding matrices are shared (section 3.4). With `all`, the source
     embedding (unless data.source_vocab_size is set), the target embedding, and
     the output projection share a matrix. With `target`, only the target
     embedding and the output projection share a matrix. `target` and `none`
     differ from the paper."""
-    max_positions: Annotated[int | None, between(1, 1_000_000)] = None
+    max_positions: Annotated[
+        int | None, between(1, 1_000_000), used_by("transformer", "conv"), ON_INIT_FROM
+    ] = None
     """For `learned` positions: the number of positions in each table. Default:
     model.max_length in the encoder, and 50 more in the decoder."""
-    out_of_range_positions: Literal["error", "clamp"] = "error"
+    out_of_range_positions: Annotated[
+        Literal["error", "clamp"], used_by("transformer", "conv"), ON_INIT_FROM
+    ] = "error"
     """For `learned` positions: how to handle positions past the end of the
     table. `error` rejects a source that is longer than the table, and ends a
     translation at the last position. `clamp`, which differs from the paper,
     uses the table's last vector for all later positions."""
-    learned_positions_init: Literal["normal", "sinusoidal_scale", "sinusoids"] = "normal"
+    learned_positions_init: Annotated[
+        Literal["normal", "sinusoidal_scale", "sinusoids"],
+        used_by("transformer", "conv"),
+        ON_INIT_FROM,
+    ] = "normal"
     """For `learned` positions: the initial table, which the paper does not
     specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
     about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have a norm of
     about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids` initializes
     the table with the sinusoidal encodings."""
-    max_length: Annotated[int, between(1, 1_000_000)] = 256
+    max_length: Annotated[int, between(1, 1_000_000), ON_INIT_FROM] = 256
     """Maximum source length in tokens, including the end-of-sentence token.
     Translation rejects or truncates a longer source."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16", "float64"], ON_INIT_FROM] = "float32"
     """Data type of the computation. With `bfloat16`, parameters, softmax, and
     loss still use float32. Use `float64` only to verify results in Python, in a
     jax.enable_x64(True) context."""
-    remat: bool = False
+    remat: Annotated[bool, used_by("transformer"), ON_RESUME, ON_INIT_FROM] = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
-    rnn_cell: Literal["lstm", "gru"] = "lstm"
+    rnn_cell: Annotated[Literal["lstm", "gru"], used_by("rnn")] = "lstm"
     """For the `rnn` architecture: the recurrent cell."""
-    rnn_input_feeding: bool = False
+    rnn_input_feeding: Annotated[bool, used_by("rnn")] = False
     """For the `rnn` architecture: let the decoder also read its previous output (Luong et al.)."""
-    conv_kernel_width: Annotated[int, between(1, 1000)] = 3
+    conv_kernel_width: Annotated[int, between(1, 1000), used_by("conv")] = 3
     """For the `conv` architecture: the number of positions that a convolution reads."""
 
     name = "model"
@@ -300,17 +317,18 @@ class DataConfig(ConfigSection):
     training. If each line contains one number, training repeats short numbers.
     Default: all numbers below a million are equally likely, so 90% of them have
     six digits."""
-    train: tuple[str, str] | None = None
+    # When a run resumes, the files may have moved, but their text must be the same.
+    train: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the source file and target file of the training set (UTF-8,
     plain or gzip). Line n of the target file is the translation of line n of
     the source file."""
-    dev: tuple[str, str] | None = None
+    dev: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the development set, in the same format as data.train.
     Training evaluates the model on this set."""
-    test: tuple[str, str] | None = None
+    test: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the test set, in the same format as data.train. Only the
     evaluate command uses this set."""
-    folder: str | None = None
+    folder: Annotated[str | None, ON_RESUME] = None
     """For `text`: the folder that file names are relative to. Default:
     $TRANSFORMER_JAX_DATA or, if that variable is not set, the working
     directory. For `trees`: the treebank's folder, with the same default. For
@@ -333,7 +351,9 @@ class DataConfig(ConfigSection):
     set. With `words`, the tokens are the most frequent words in the targets,
     which differs from the paper. Use `words` for targets that consist of
     symbols, such as linearized trees."""
-    bleu_tokenizer: Literal["auto", "13a", "none", "intl", "char", "zh"] = "auto"
+    bleu_tokenizer: Annotated[Literal["auto", "13a", "none", "intl", "char", "zh"], ON_RESUME] = (
+        "auto"
+    )
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a
     target is often a single word), and `13a` otherwise."""
@@ -378,7 +398,7 @@ class DataConfig(ConfigSection):
 class TrainConfig(ConfigSection):
     """The training procedure (sections 5.2 to 5.4)."""
 
-    steps: Annotated[int, POSITIVE] = 100_000
+    steps: Annotated[int, POSITIVE, ON_RESUME] = 100_000
     """Number of training steps, including steps that are skipped because the loss
     or gradient is not finite."""
     warmup_steps: Annotated[int, POSITIVE] = 4000
@@ -439,10 +459,11 @@ class TrainConfig(ConfigSection):
     `vocabulary`, each of the V tokens, including the true token, gets a share
     of 1/V. With `other_tokens`, each token except the true one gets a share of
     1/(V-1), as in Tensor2Tensor. The paper does not say which variant it uses."""
-    gradient_accumulation_steps: Annotated[int, POSITIVE] = 1
+    # When a run resumes, this field and `parallelism` affect only the dropout masks.
+    gradient_accumulation_steps: Annotated[int, POSITIVE, ON_RESUME] = 1
     """Split each batch into this many micro-batches to save memory. Each
     micro-batch uses its own dropout masks."""
-    parallelism: Literal["data", "fsdp", "pmap"] = "data"
+    parallelism: Annotated[Literal["data", "fsdp", "pmap"], ON_RESUME] = "data"
     """How multiple devices share the work. With `data`, each device holds all
     parameters and processes part of the batch. `fsdp` saves memory: between
     steps, each device holds only part of the parameters and optimizer state.
@@ -452,29 +473,29 @@ class TrainConfig(ConfigSection):
     amount of data sent, but it rounds each device's gradient."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
-    checkpoint_every: Annotated[int, POSITIVE] = 1000
+    checkpoint_every: Annotated[int, POSITIVE, ON_RESUME] = 1000
     """Number of steps or epochs between scheduled checkpoints. At each scheduled
     checkpoint, training computes the perplexity on the development set. The
     paper saves a checkpoint every 10 minutes."""
-    checkpoint_unit: Literal["step", "epoch"] = "step"
+    checkpoint_unit: Annotated[Literal["step", "epoch"], ON_RESUME] = "step"
     """The unit of train.checkpoint_every."""
-    bleu_every: Annotated[int, POSITIVE] = 1
+    bleu_every: Annotated[int, POSITIVE, ON_RESUME] = 1
     """At every Nth scheduled checkpoint and after the last step, also translate the
     development set and compute BLEU."""
-    patience: Annotated[int | None, POSITIVE] = None
+    patience: Annotated[int | None, POSITIVE, ON_RESUME] = None
     """Stop early if the development perplexity does not improve for this many
     consecutive scheduled checkpoints. Differs from the paper, which trains for
     a fixed number of steps."""
-    keep_checkpoints: Annotated[int, POSITIVE] = 20
+    keep_checkpoints: Annotated[int, POSITIVE, ON_RESUME] = 20
     """Number of recent scheduled checkpoints to keep for averaging. The checkpoint
     with the lowest development perplexity is always kept."""
-    max_minutes_between_checkpoints: Annotated[float, POSITIVE] = 10.0
+    max_minutes_between_checkpoints: Annotated[float, POSITIVE, ON_RESUME] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery
     checkpoint is saved after step 1, and the intervals then grow to this
     maximum."""
-    log_every: Annotated[int, POSITIVE] = 100
+    log_every: Annotated[int, POSITIVE, ON_RESUME] = 100
     """Number of steps between reports of training metrics."""
-    profile: Annotated[int, at_least(0)] = 0
+    profile: Annotated[int, at_least(0), ON_RESUME] = 0
     """Number of steps to trace with JAX's profiler. The trace begins
     train.log_every steps after training starts or resumes. The trace is written
     to RUN/profile, for viewing in TensorBoard or Perfetto."""
@@ -518,24 +539,24 @@ class TrainConfig(ConfigSection):
 class DecodeConfig(ConfigSection):
     """The search for the best translation (section 6.1)."""
 
-    beam_size: Annotated[int, between(1, 1000)] = 4
+    beam_size: Annotated[int, between(1, 1000), ON_RESUME] = 4
     """Number of hypotheses in the beam; 1 means greedy search, which does not
     use the length penalty or decode.beam_end."""
-    length_penalty: Literal["gnmt", "power"] = "gnmt"
+    length_penalty: Annotated[Literal["gnmt", "power"], ON_RESUME] = "gnmt"
     """The length penalty. The score of a translation is its log-probability
     divided by the length penalty. `gnmt`, as in the paper, is
     ((5 + length) / 6)^alpha. `power`, which differs from the paper, is
     length^alpha."""
-    length_penalty_alpha: Annotated[float, at_least(0)] = 0.6
+    length_penalty_alpha: Annotated[float, at_least(0), ON_RESUME] = 0.6
     """The exponent alpha of the length penalty. 0 disables the penalty."""
-    max_extra_length: Annotated[int, at_least(0)] = MAX_EXTRA_LENGTH
+    max_extra_length: Annotated[int, at_least(0), ON_RESUME] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
-    beam_end: Literal["tensor2tensor", "any"] = "tensor2tensor"
+    beam_end: Annotated[Literal["tensor2tensor", "any"], ON_RESUME] = "tensor2tensor"
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
     paper's code, a hypothesis can finish if its end-of-sentence token is among
     the 2 x beam_size most likely continuations. With `any`, which differs
     from the paper's code, every hypothesis can finish at every step."""
-    average_checkpoints: Annotated[int, POSITIVE] = 1
+    average_checkpoints: Annotated[int, POSITIVE, ON_RESUME] = 1
     """Translate with the mean parameters of the last N scheduled checkpoints.
     For Table 2, the paper averages 5 checkpoints of the base model and 20 of
     the big model. For Table 3, the paper does not average checkpoints."""

@@ -1,8 +1,9 @@
 """Validate config sections. Every field has a type, and most numeric fields have a rule.
 
-A rule is part of the field's annotation:
+Rules and marks are part of the field's annotation:
 
-    num_layers: Annotated[int, between(1, 1000)] = 6
+    remat: Annotated[bool, used_by("transformer"), ON_RESUME, ON_INIT_FROM] = False
+    d_ff: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 2048
 
 Types and rules are checked when a section is created.
 """
@@ -72,6 +73,33 @@ def part_of(*own: str) -> PartName:
     return PartName(own)
 
 
+@dataclass(frozen=True)
+class UsedBy:
+    """The architectures of this package that use a field. They all use a field without a mark."""
+
+    architectures: tuple[str, ...]
+
+
+def used_by(*architectures: str) -> UsedBy:
+    """Mark a field that only some of the architectures of this package use."""
+    return UsedBy(architectures)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A property of a field that does not limit its values."""
+
+    words: str
+    """A phrase that completes the sentence "The field ..."."""
+
+
+ON_RESUME = Mark("may change when a run resumes, because the run stays the same experiment")
+ON_INIT_FROM = Mark(
+    "may differ between a new run and the run that provides its parameters, because it affects "
+    "only training, speed, rounding, or the maximum lengths"
+)
+
+
 class ConfigSection:
     """Base class for config sections. Creating a section checks each field's type and rules."""
 
@@ -121,6 +149,11 @@ def annotations(cls: type) -> dict[str, tuple[TypeForm, tuple[object, ...]]]:
     """Return the type of each dataclass field, and its `Annotated` metadata."""
     plain, full = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
     return {key: (plain[key], getattr(full[key], "__metadata__", ())) for key in field_names(cls)}
+
+
+def marked(cls: type, mark: Mark) -> set[str]:
+    """Return the names of a section's fields that have a mark."""
+    return {key for key, (_, metadata) in annotations(cls).items() if mark in metadata}
 
 
 def _check_type(field: str, field_type: TypeForm, value: object) -> None:

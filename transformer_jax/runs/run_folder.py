@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
 from transformer_jax import files
-from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config import Config
+from transformer_jax.config.validation import ON_RESUME, annotations, marked
 from transformer_jax.console import shell_command
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import (
@@ -50,20 +51,10 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
-# Fields that may change when a run resumes. A change to any other field would make the run a
-# different experiment. Gradient accumulation and parallelism affect only the dropout masks.
 MUTABLE_ON_RESUME = {
-    "model": {"remat"},
-    # The text files may move, but their fingerprint must not change.
-    "data": {"train", "dev", "test", "folder", "bleu_tokenizer"},
-    "train": {
-        *("steps", "patience", "bleu_every", "gradient_accumulation_steps", "parallelism"),
-        *("checkpoint_every", "checkpoint_unit", "keep_checkpoints"),
-        *("max_minutes_between_checkpoints", "log_every", "profile"),
-    },
-    "decode": set(DecodeConfig.__dataclass_fields__),
+    section: marked(section_type, ON_RESUME)
+    for section, (section_type, _) in annotations(Config).items()
 }
-
 Dtype = Literal["float32", "bfloat16"]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.errors import UsageError
 from transformer_jax.optional import require_library
 
@@ -20,14 +21,12 @@ def check_exportable(config: Config, name: Format) -> None:
     require_library("ctranslate2" if name == "ctranslate2" else "safetensors")
 
 
-# Fields that can have any value. Most of them are sizes or affect only training, speed, or memory.
+# Fields that can have any value: sizes, and fields that do not affect what the parameters compute.
 # The other fields of `ModelConfig` must have a value that the format's table lists or, if the table
 # does not contain the field, their default. A new field is therefore refused until it is added.
-FREE = {
-    *("num_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "max_length"),
-    *("dropout", "attention_dropout", "activation_dropout", "dtype", "remat"),
-    *("attention_bias", "output_bias", "decoder_start", "layer_norm_epsilon", "tie_embeddings"),
-    *("max_positions", "out_of_range_positions", "learned_positions_init"),
+FREE = marked(ModelConfig, ON_INIT_FROM) | {
+    *("num_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"),
+    *("attention_bias", "output_bias", "decoder_start", "layer_norm_epsilon"),
     *("max_relative_position", "position_buckets"),
 }
 COMMON: dict[str, tuple[object, ...]] = {

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.encode import SIDES
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
@@ -23,17 +24,6 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder, check_available
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import TrainStep, init_state
-
-# The model fields that may differ between a new run and the run that provides its parameters.
-# These fields affect only training, speed, rounding, or the maximum lengths. A field that
-# determines the size of a learned position table must be the same in both runs.
-FREE_FIELDS = {
-    *("dropout", "attention_dropout", "activation_dropout", "learned_positions_init"),
-    *("dtype", "remat"),
-    *("max_length", "max_positions", "out_of_range_positions"),
-    # The parameter names already determine which matrices are shared.
-    "tie_embeddings",
-}
 
 
 def create_run(
@@ -165,11 +155,12 @@ def _check_same_function(config: ModelConfig, other: Run) -> None:
 def _function_fields(config: ModelConfig) -> dict[str, object]:
     """Return the fields that, together with the parameters, determine what the model computes."""
     fields = {**asdict(config), "num_decoder_layers": config.layers_per_stack[1]}
-    ignored = set(FREE_FIELDS)
+    ignored = marked(ModelConfig, ON_INIT_FROM)
     if config.attention_implementation not in foreign_names("model.attention_implementation"):
         # All implementations in this package compute the same function.
         fields["attention_implementation"] = "full"
     if config.positions == "learned":
+        # These fields determine the sizes of the position tables.
         ignored -= {"max_positions"} if config.max_positions else {"max_positions", "max_length"}
     if config.positions != "relative":
         ignored.add("max_relative_position")

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import pytest
 
 from transformer_jax.config.validation import (
+    ON_INIT_FROM,
+    ON_RESUME,
     POSITIVE,
     PROBABILITY,
     ConfigSection,
@@ -17,6 +19,7 @@ from transformer_jax.config.validation import (
     closest,
     did_you_mean,
     field_names,
+    marked,
 )
 from transformer_jax.errors import ConfigError
 
@@ -28,8 +31,8 @@ class Example(ConfigSection):
     count: Annotated[int, between(1, 9)] = 1
     rate: Annotated[float | None, POSITIVE, at_least(2)] = None
     files: tuple[str, str] | None = None
-    free: int = 0
-    mode: Literal["fast", "slow"] = "fast"
+    free: Annotated[int, ON_RESUME] = 0
+    mode: Annotated[Literal["fast", "slow"], ON_INIT_FROM, ON_RESUME] = "fast"
 
     name = "example"
 
@@ -95,3 +98,8 @@ def test_the_closest_name_is_suggested_if_there_is_a_similar_one() -> None:
     check_field_name("count", field_names(Example), "example")
     with pytest.raises(ConfigError, match=r"^unknown field 'cuont' of example; did you mean 'co"):
         check_field_name("cuont", field_names(Example), "example")
+
+
+def test_marks_select_the_fields_that_may_change() -> None:
+    assert marked(Example, ON_RESUME) == {"free", "mode"}
+    assert marked(Example, ON_INIT_FROM) == {"mode"}
