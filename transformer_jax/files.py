@@ -100,12 +100,20 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def check_size(path: Path, max_bytes: int) -> None:
-    """Raise a StorageError if a path is not a regular file of at most `max_bytes` bytes."""
+def check_regular(path: Path) -> os.stat_result:
+    """Return a regular file's status; raise a StorageError for a pipe or device, which can block.
+
+    An OSError is raised if the path does not exist or is not accessible.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path} is not a regular file")
-    if status.st_size > max_bytes:
+    return status
+
+
+def check_size(path: Path, max_bytes: int) -> None:
+    """Raise a StorageError if a path is not a regular file of at most `max_bytes` bytes."""
+    if check_regular(path).st_size > max_bytes:
         raise StorageError(f"{path} is invalid: it has more than {max_bytes >> 20} MiB")
 
 
@@ -124,13 +132,20 @@ def read_json_object(path: Path) -> JsonObject:
     return {}
 
 
-def check_no_links(folder: Path) -> None:
-    """Raise a StorageError for a link or special file, which could redirect reads and writes."""
+def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:
+    """Raise a StorageError for a link or special file, which could redirect reads and writes.
+
+    Check the files and subfolders of `folder` for whose names `is_checked` is true, and everything
+    in these subfolders. The folder itself can be a link.
+    """
     folders = [str(folder)]
     while folders:
+        parent = folders.pop()
         # Ignore files that disappear during the check, because training may still be in progress.
-        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(parent) as entries:
             for entry in entries:
+                if parent == str(folder) and not is_checked(entry.name):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):

@@ -18,6 +18,7 @@ from transformer_jax.config.sections import (
     TrainConfig,
 )
 from transformer_jax.config.validation import (
+    LARGEST,
     ConfigError,
     PartName,
     annotations,
@@ -189,6 +190,13 @@ class Paper:
     """The tokenized BLEU on newstest2013."""
     parameters: float | None = None
     """The number of parameters, in millions."""
+
+    def __post_init__(self) -> None:
+        for key, value in dataclasses.asdict(self).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (value is None or (is_number and 0 < value <= LARGEST)):
+                rule = "a positive, finite number or None"
+                raise ConfigError.from_field(f"the paper's {key}", rule, value)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,17 @@ from pathlib import Path
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import storage_errors
+from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import bleu_signature
-from transformer_jax.files import JsonObject, read_json_object, write_json
+from transformer_jax.files import (
+    MAX_VOCABULARY_BYTES,
+    JsonObject,
+    read_json_object,
+    read_limited,
+    write_json,
+)
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.runs.metrics_file import is_number
@@ -55,11 +61,23 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def read_translations(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references from an evaluation's folder."""
-    hypotheses, references = (
-        (folder / f"{name}.txt").read_text("utf-8").split("\n")[:-1]
-        for name in ("hypothesis", "reference")
-    )
+    """Return the hypotheses and references from an evaluation's folder.
+
+    Raises:
+        StorageError: a file cannot be read, or the files do not have the same number of lines.
+    """
+    paths = [folder / f"{name}.txt" for name in ("hypothesis", "reference")]
+    with storage_errors(f"the translations in {folder} cannot be read"):
+        contents = [read_limited(path, MAX_VOCABULARY_BYTES) for path in paths]
+    try:
+        # Only a newline ends a line, because lines can contain other control characters.
+        hypotheses, references = (content.decode().split("\n")[:-1] for content in contents)
+    except UnicodeDecodeError as error:
+        raise StorageError(f"the translations in {folder} are not UTF-8: {error}") from error
+    if len(hypotheses) != len(references):
+        raise StorageError(
+            f"{folder} has {len(hypotheses)} translations of {len(references)} sentences"
+        )
     return hypotheses, references
 
 

@@ -31,7 +31,7 @@ from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
-from transformer_jax.sweeps.status import RunStatus, with_results
+from transformer_jax.sweeps.status import RunStatus, mark_unreadable, with_results
 
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
@@ -64,7 +64,10 @@ def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
 
 def read_adhoc_status(run: SweepRun) -> RunStatus:
     """Return a separately trained run's status, which is "done" if the run has been evaluated."""
-    status = with_results(RunStatus(run), any_search=True)
+    try:
+        status = with_results(RunStatus(run), any_search=True)
+    except StorageError as error:
+        return mark_unreadable(RunStatus(run), error)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")
         return replace(status, status="stopped", note=f"not scored: {command}")
@@ -77,14 +80,22 @@ def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
     """Return the statuses of separately trained runs; raise UsageError if no run has scores."""
     statuses = [read_adhoc_status(run) for run in sweep.runs]
     if all(status.status != "done" for status in statuses):
-        raise UsageError(f"{statuses[0].run.path} is {statuses[0].note}")
+        first = statuses[0]
+        reason = first.note if first.status == "stopped" else first.summary
+        raise UsageError(f"{first.run.path} is {reason}")
     return statuses
 
 
 def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far; raise UsageError if no run has finished."""
+    """Collect the results of all runs so far; raise UsageError if no run has finished.
+
+    The results list finished runs whose translations are invalid as unreadable.
+    """
+    statuses = [_check_translations(status) for status in statuses]
     if not any(status.status == "done" for status in statuses):
-        raise UsageError(f"no run of {sweep.path} has finished, so there is nothing to report")
+        bad = [f" ({s.run.name} is {s.summary})" for s in statuses if s.status == "unreadable"]
+        nothing = "has finished, so there is nothing to report"
+        raise UsageError(f"no run of {sweep.path} {nothing}{''.join(bad[:1])}")
     base_name, base = next(iter(sweep.rows.items()))
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
     base_texts = _fingerprints(by_row[base_name])
@@ -95,6 +106,16 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
     differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
     return Results(sweep, rows, differences, signature, command)
+
+
+def _check_translations(status: RunStatus) -> RunStatus:
+    """Return the status, or an unreadable one if the translations of an evaluation are invalid."""
+    try:
+        for folder in status.evaluations.values() if status.status == "done" else ():
+            read_translations(folder)
+    except StorageError as error:
+        return mark_unreadable(status, error)
+    return status
 
 
 def _collect_row(

@@ -17,8 +17,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from transformer_jax.console import shell_command
+from transformer_jax.console import escape_control_characters, shell_command
 from transformer_jax.errors import storage_errors
+from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.reports.footnotes import (
@@ -46,8 +47,14 @@ Column = Callable[[Results, RowResult], str]
 
 
 def write_report(results: Results) -> Path:
-    """Write all report files and return the report's folder; raise StorageError on failure."""
+    """Write all report files and return the report's folder.
+
+    Raises:
+        StorageError: the folder cannot be written, or it is or contains a link.
+    """
     folder = results.sweep.path / "report"
+    if folder.parent.exists():
+        check_no_links(folder.parent, lambda name: name == folder.name)
     scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
     figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
     files = {
@@ -62,8 +69,10 @@ def write_report(results: Results) -> Path:
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            # A path can contain bytes that are not valid UTF-8.
-            (folder / name).write_text(content, "utf-8", "replace")
+            # A path can contain bytes that are not valid UTF-8, and names from files can contain
+            # control characters.
+            text = escape_control_characters(content)
+            write_bytes(folder / name, text.encode(errors="replace"), durable=False)
     return folder
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from transformer_jax.errors import UsageError, storage_errors
-from transformer_jax.files import INVALID_JSON, try_lock, unlock
+from transformer_jax.errors import StorageError, UsageError, storage_errors
+from transformer_jax.files import INVALID_JSON, check_regular, try_lock, unlock
 
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
@@ -29,6 +29,8 @@ def exclusive_lock(run: Path) -> Iterator[None]:
         StorageError: the folder is not writable.
     """
     with storage_errors(f"{run} cannot be written"):
+        if (run / NAME).exists():
+            check_regular(run / NAME)
         file = (run / NAME).open("a+", encoding="utf-8")
     with file:
         if not _lock_exclusively(file):
@@ -43,9 +45,10 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 def describe_holder(run: Path) -> str:
     """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, or "" if not."""
     try:
+        check_regular(run / NAME)
         with (run / NAME).open("r", encoding="utf-8") as file:
             return "" if try_lock(file, shared=True) else _read_holder(file)
-    except OSError:
+    except (OSError, StorageError):
         return ""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from transformer_jax.errors import StorageError, storage_errors
-from transformer_jax.files import MAX_METRICS_BYTES, JsonObject, write_text
+from transformer_jax.files import MAX_METRICS_BYTES, JsonObject, check_regular, write_text
 
 # The maximum length of a report, in bytes. Longer lines are invalid.
 MAX_LINE = 1 << 20
@@ -23,9 +23,12 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
     empty list if the file cannot be read.
     """
     reports = []
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - max_bytes))
-        for line in file.read(max_bytes).splitlines():
+    with contextlib.suppress(OSError, StorageError):
+        size = check_regular(path).st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - max_bytes))
+            lines = file.read(max_bytes).splitlines()
+        for line in lines:
             with contextlib.suppress(ValueError, RecursionError):
                 report = json.loads(line)
                 if isinstance(report, dict) and is_count(report.get("step")):

@@ -13,6 +13,7 @@ A sweep's folder contains:
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
-from transformer_jax.files import INVALID_JSON, write_json
+from transformer_jax.files import INVALID_JSON, check_no_links, read_limited, write_json
 from transformer_jax.registry import check_registered, describe_foreign
 
 # Increase this number when the format of sweep.json changes.
@@ -138,10 +139,12 @@ class Sweep:
             StorageError: the plan cannot be read, is invalid, or is in a different format.
         """
         file = path / "sweep.json"
-        if not file.is_file():
+        # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
+        if not os.path.isfile(file):  # noqa: PTH113
             raise UsageError(f"{path} is not a sweep: it has no sweep.json")
         try:
-            plan = json.loads(file.read_text("utf-8"))
+            check_no_links(path, lambda name: name == file.name)
+            plan = json.loads(read_limited(file))
             if plan["format"] != FORMAT:
                 raise StorageError(
                     f"{file} has format {plan['format']!r}, but this version reads format {FORMAT}"
@@ -152,6 +155,8 @@ class Sweep:
                 check_row_name(name): Row(Config.from_dict(row["config"]), Paper(**row["paper"]))
                 for name, row in plan["rows"].items()
             }
+            # The files of each run are checked when its status is read.
+            check_no_links(path, lambda name: name not in rows)
             runs = _plan_runs(path, rows, map(int, plan["seeds"]))
             return cls(path, rows, runs, [Origin(**x) for x in plan.get("origins", ())])
         except (OSError, KeyError, AttributeError, ConfigError, *INVALID_JSON) as error:

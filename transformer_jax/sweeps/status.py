@@ -11,16 +11,16 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.errors import Setting, SweepFailedError, storage_errors
-from transformer_jax.files import JsonObject, read_json_object, write_json
+from transformer_jax.errors import Setting, StorageError, SweepFailedError, storage_errors
+from transformer_jax.files import JsonObject, check_no_links, read_json_object, write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
-Status = Literal["queued", "submitted", "running", "stopped", "failed", "done"]
+Status = Literal["queued", "submitted", "running", "stopped", "failed", "done", "unreadable"]
 # A process on another machine is considered lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process is gone"
@@ -29,6 +29,10 @@ SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
 # To get a run's status, read only this many bytes from the end of its metrics.jsonl.
 TAIL_BYTES = 1 << 16
+# No operating system gives a process a larger ID.
+MAX_PID = 2**31 - 1
+# Scores from 0 to 100, including the scores of `evaluation.tasks`.
+PERCENTAGES = {"bleu", "chrf", "compound_bleu", "precision", "recall", "f1"}
 
 
 @dataclass(frozen=True)
@@ -118,24 +122,46 @@ def write_status(
 
 
 def read_status(run: SweepRun) -> RunStatus:
-    """Return a run's status, including its results so far."""
-    stored = read_json_object(run.status_file)
-    status: Status = stored.get("status", "queued")
+    """Return a run's status, including its results so far.
+
+    If the run's files are invalid, the status is "unreadable", and its note gives the reason.
+    """
+    folder, own = run.path.parent, {run.path, run.config_file, run.log_file, run.status_file}
+    names = {path.name for path in own}
+    try:
+        if folder.is_symlink():
+            raise StorageError(f"{folder} is a link")
+        check_no_links(folder, names.__contains__)
+        stored = read_json_object(run.status_file)
+        return with_results(_parse_status(run, stored), since=_numbers(stored).get("time", 0.0))
+    except (OSError, StorageError) as error:
+        return mark_unreadable(RunStatus(run), error)
+
+
+def mark_unreadable(status: RunStatus, error: Exception) -> RunStatus:
+    """Return the status of a run whose files cause this error."""
+    return replace(status, status="unreadable", note=str(error), evaluations={}, scores={})
+
+
+def _parse_status(run: SweepRun, stored: JsonObject) -> RunStatus:
+    """Return the status in a status file; raise a StorageError if a value is invalid."""
+    status, finished = stored.get("status", "queued"), stored.get("finished", [])
+    if status not in get_args(Status):
+        raise StorageError(f"{run.status_file} is invalid: its status is {status!r}")
+    if not isinstance(finished, list) or not all(phase in SPLITS for phase in finished):
+        raise StorageError(f"{run.status_file} is invalid: its finished phases are {finished!r}")
     note = str(stored.get("note", ""))
     if status == "running" and (reason := _reason_if_lost(run, stored)):
         status, note = "stopped", reason
     is_local = stored.get("host") == socket.gethostname()
-    return with_results(
-        RunStatus(
-            run,
-            status,
-            phase=str(stored.get("phase", "")),
-            job=str(stored.get("job", "")),
-            slot=str(stored.get("slot", "")) if is_local else "",
-            finished=tuple(stored.get("finished", ())),
-            note=note,
-        ),
-        since=_numbers(stored).get("time", 0.0),
+    return RunStatus(
+        run,
+        status,
+        phase=str(stored.get("phase", "")),
+        job=str(stored.get("job", "")),
+        slot=str(stored.get("slot", "")) if is_local else "",
+        finished=tuple(finished),
+        note=note,
     )
 
 
@@ -144,6 +170,9 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
 
     The remaining time is estimated from reports written at or after the Unix time `since`. Values
     of unexpected types are ignored, because another program may have written the files.
+
+    Raises:
+        StorageError: a score is out of its range.
     """
     run = status.run
     metrics = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)
@@ -152,7 +181,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
     )
     newest_folders = {s: newest_evaluation(run, s, any_search=any_search) for s in SPLITS}
     evaluations = {split: folder for split, folder in newest_folders.items() if folder is not None}
-    scores = {s: read_json_object(folder / "scores.json") for s, folder in evaluations.items()}
+    scores = {s: _read_scores(folder) for s, folder in evaluations.items()}
     dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
     # Reports written before an interruption would make training appear slow.
     timed = [report for report in train if report.get("time", -1.0) >= since]
@@ -167,6 +196,20 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
         evaluations=evaluations,
         scores=scores,
     )
+
+
+def _read_scores(folder: Path) -> JsonObject:
+    """Return an evaluation's scores; raise a StorageError if one is out of its range."""
+    scores = read_json_object(folder / "scores.json")
+    task = scores.get("task")
+    numbers = _numbers(scores) | _numbers(task if isinstance(task, dict) else {})
+    if numbers.get("perplexity", 1.0) <= 0:
+        raise StorageError(f"{folder} is invalid: its perplexity is {numbers['perplexity']}")
+    for name in PERCENTAGES & numbers.keys():
+        # The negated comparison also rejects NaN. Rounding can make a perfect score exceed 100.
+        if not 0 <= numbers[name] <= 100.001:
+            raise StorageError(f"{folder} is invalid: its {name} is {numbers[name]}")
+    return scores
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
@@ -190,15 +233,19 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
     """Return the reason why a run's process is considered lost, or "" if it is not."""
     if stored.get("host") == socket.gethostname():
+        pid = stored.get("pid")
+        # Signals to the process ID 0 and to negative IDs go to groups of processes.
+        if not is_count(pid) or not 0 < pid <= MAX_PID:
+            return PROCESS_GONE
         try:
-            os.kill(int(stored["pid"]), 0)
-        except (ProcessLookupError, KeyError, ValueError):
+            os.kill(pid, 0)
+        except ProcessLookupError:
             return PROCESS_GONE
         except PermissionError:
             pass
         # After a reboot, another process may have the same ID.
         start = stored.get("process_start")
-        is_same = not start or start == _process_start(int(stored["pid"]))
+        is_same = not start or start == _process_start(pid)
         return "" if is_same else PROCESS_GONE
     files = (run.status_file, run.log_file, run.path / "metrics.jsonl")
     last_write = max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
@@ -231,8 +278,14 @@ def _numbers(report: JsonObject) -> JsonObject:
 
 
 def check_finished(statuses: Sequence[RunStatus]) -> None:
-    """Raise a SweepFailedError if a run failed."""
+    """Raise a SweepFailedError if a run failed or cannot be read."""
+    unreadable = [status.run.name for status in statuses if status.status == "unreadable"]
     failed = [status.run.name for status in statuses if status.status == "failed"]
+    if unreadable:
+        raise SweepFailedError(
+            f"{len(unreadable)} of {len(statuses)} runs cannot be read: {', '.join(unreadable)}; "
+            "repair or remove the files that the status names"
+        )
     if failed:
         raise SweepFailedError(
             f"{len(failed)} of {len(statuses)} runs failed: {', '.join(failed)}; to train them "

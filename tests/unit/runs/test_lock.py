@@ -109,7 +109,7 @@ def test_one_of_many_simultaneous_starts_gets_the_lock(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(StorageError, match="cannot be written"), exclusive_lock(tmp_path):
+    with pytest.raises(StorageError, match="is not a regular file"), exclusive_lock(tmp_path):
         pass
 
 
