@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from transformer_jax.errors import ConfigError, UsageError
@@ -36,6 +37,11 @@ class Part:
     """Whether the part is registered outside this package."""
     file: Path | None
     """The file that registered the part, or None if a notebook or terminal did."""
+    line: int = 0
+    """The line of the registration in this file or cell."""
+    module_code: CodeType | None = None
+    """The code at the top level of this file, or None if that code is not running. Each import of
+    the file has its own code object."""
 
 
 _parts: dict[str, dict[str, Part]] = {}
@@ -62,7 +68,7 @@ class Registry(Mapping[str, T]):
 
     def register(self, name: str, /) -> Callable[[T], T]:
         """Return a decorator that registers its argument. See `register`."""
-        return _register(self._field, name, Path(sys._getframe(1).f_code.co_filename))
+        return _register(self._field, name, sys._getframe(1))
 
     def __getitem__(self, name: str) -> T:
         """Return a part. A valid config contains only names that exist."""
@@ -83,13 +89,14 @@ def register(field: str, name: str) -> Callable[[T], T]:
     notebook replaces the old one, so a notebook cell can run again.
 
     Raises:
-        ConfigError: the field does not select parts, the name is not a valid name, or a different
-            file has registered the name.
+        ConfigError: the field does not select parts, the name is not a valid name, or the same
+            file or another file has registered the name.
     """
-    return _register(field, name, Path(sys._getframe(1).f_code.co_filename))
+    return _register(field, name, sys._getframe(1))
 
 
-def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
+def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
+    caller, line, code = Path(frame.f_code.co_filename), frame.f_lineno, _module_code(frame)
     file = caller.resolve() if caller.is_file() else None
     parts = _parts.get(field)
     if parts is None:
@@ -100,12 +107,17 @@ def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
         raise ConfigError(f"the name of a part of {field} must {rule}, got {name!r}")
     is_foreign = file is None or not file.is_relative_to(PACKAGE)
     old = parts.get(name)
+    if old is not None and code is not None and old.module_code is code:
+        raise ConfigError(
+            f"{field} {name!r} is registered twice in {caller.name}, in line {old.line} and in "
+            f"line {line}: choose another name for one of the parts"
+        )
     if is_foreign and (name in _reserved[field] or (old is not None and old.file != file)):
         place = "this package" if old is None else old.file or "a notebook"
         raise ConfigError(f"{field} {name!r} is already registered by {place}: choose another name")
 
     def add(value: T) -> T:
-        parts[name] = Part(value, is_foreign, file)
+        parts[name] = Part(value, is_foreign, file, line, code)
         if file is not None and is_foreign:
             # Compute the digest now, because the file may change while this process runs.
             _digests[file] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -113,6 +125,16 @@ def _register(field: str, name: str, caller: Path) -> Callable[[T], T]:
         return value
 
     return add
+
+
+def _module_code(frame: FrameType | None) -> CodeType | None:
+    """Return the code at the top level of a frame's file, if that code is running."""
+    file = None if frame is None else frame.f_code.co_filename
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename == file:
+            return frame.f_code
+        frame = frame.f_back
+    return None
 
 
 def foreign_names(field: str) -> list[str]:

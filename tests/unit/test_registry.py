@@ -4,6 +4,7 @@ import importlib
 import sys
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,9 +79,9 @@ def test_a_description_is_text_even_if_the_name_of_the_file_is_not(tmp_path: Pat
 
 
 def test_a_notebook_can_register_a_part_again() -> None:
-    code = compile(SQUARED.format(name="square"), "<cell 1>", "exec")
-    exec(code, {})  # noqa: S102 - the code is this file's
-    exec(code, {})  # noqa: S102
+    for _ in range(2):
+        code = compile(SQUARED.format(name="square"), "<cell 1>", "exec")
+        exec(code, {})  # noqa: S102 - the code is this file's
     parts = Config().change(model={"activation": "square"}).parts()
     assert registry.describe_foreign(parts) == {"model.activation": {"name": "square"}}
 
@@ -103,6 +104,25 @@ def test_two_files_cannot_register_the_same_name(tmp_path: Path) -> None:
     import_file(str(write(tmp_path)))
     with pytest.raises(UsageError, match=r"cannot import .*'square' is already registered by"):
         import_file(str(write(tmp_path, file="other.py")))
+
+
+def test_a_file_that_registers_a_name_twice_is_one_error_with_both_lines(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    file.write_text(file.read_text() * 2)
+    message = "'square' is registered twice in my_part.py, in line 4 and in line 10: choose another"
+    with pytest.raises(UsageError, match=message):
+        import_file(str(file))
+
+
+def test_a_module_can_be_reloaded_after_its_lines_have_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, file="moved_part.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("moved_part")
+    file.write_text("\n\n" + file.read_text().replace("x * x", "x * x * x"))
+    importlib.reload(module)
+    assert registry.Registry[Any]("model.activation")["square"](2) == 8
 
 
 @pytest.mark.parametrize(
