@@ -232,8 +232,9 @@ def prepare_texts(planned: Sweep) -> list[str]:
     configs = [row.config for row in planned.rows.values()]
     notes: dict[str | None, None] = {}
     for data in {config.data: None for config in configs}:
-        most_steps = max(config.train.steps for config in configs if config.data == data)
-        notes[prepare_text(data).batches(data, 0).describe_repetition(most_steps)] = None
+        longest = max((x for x in configs if x.data == data), key=lambda x: x.train.steps)
+        batches = prepare_text(data).batches(longest)
+        notes[batches.describe_repetition(longest.train.steps)] = None
     notes |= dict.fromkeys(config.describe_warmup() for config in configs)
     return [note for note in notes if note]
 

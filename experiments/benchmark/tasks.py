@@ -164,7 +164,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     config = Config.from_dict(task["config"])
     prepared = prepare_text(config.data)
     sizes = prepared.vocabulary.sizes
-    batches = prepared.batches(config.data, config.train.seed)
+    batches = prepared.batches(config)
     # Measure the peak FLOP/s only once, because the measurement takes time.
     about = describe_device(
         config.model.dtype, shapes=len(batches.buckets), density=batches.density

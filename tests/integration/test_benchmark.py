@@ -305,7 +305,7 @@ def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same
 ) -> None:
     # Reuse the training steps that other tests have compiled; see `training_runs.py`.
     monkeypatch.setattr(adapter, "TrainStep", loop.TrainStep)
-    batches = prepare_text(SMALL.data).batches(SMALL.data, SMALL.train.seed)
+    batches = prepare_text(SMALL.data).batches(SMALL)
     task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
     real = tasks.pipeline({**task, "is_preloaded": False})
     kept = tasks.pipeline({**task, "is_preloaded": True})

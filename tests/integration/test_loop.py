@@ -228,7 +228,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     assert sorted(map(int, listed)) == list(range(6, last + 1))
     folder = RunFolder.open(path)
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
-    batches = prepared.batches(config.data, 0)
+    batches = prepared.batches(config)
     assert all(listed[str(step)] == batches.pairs(step - 1).tolist() for step in range(6, last + 1))
     step, state = state_of(path)
     assert step >= 4

@@ -46,7 +46,7 @@ class Prepare(FileCommand):
             line = f"{counts.pop('pairs'):,} pairs, {counts.pop('kept'):,} kept"
             dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             stdout.print(f"{split:11} {line}" + (f"; dropped: {dropped}" if dropped else ""))
-        batches = prepared.batches(config.data, config.train.seed)
+        batches = prepared.batches(config)
         stdout.print(f"batches     {batches.summary}")
         if warning := batches.describe_repetition(config.train.steps):
             stderr.print(warning)

@@ -52,7 +52,7 @@ def prepare_shapes(config: Config) -> Shapes:
         StorageError: the text cannot be downloaded, or the cache cannot be written.
     """
     prepared = prepare_text(config.data)
-    buckets = prepared.batches(config.data, 0).buckets
+    buckets = prepared.batches(config).buckets
     config = config.change(data=prepared.vocabulary.sizes)
     return Shapes(config, buckets, f"shapes of {prepared.report['corpus']}")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from transformer_jax.config.architectures import check_architecture
+from transformer_jax.config.batch_shapes import choose_num_shapes
 from transformer_jax.config.sections import (
     MAX_EXTRA_LENGTH,
     DataConfig,
@@ -113,6 +114,13 @@ class Config:
             section: {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
             for section, fields in dataclasses.asdict(self).items()
         }
+
+    def with_batch_shapes(self, shapes: int | None = None) -> Self:
+        """Return a copy in which `data.max_batch_shapes` is set: `shapes`, or the chosen number."""
+        if self.data.max_batch_shapes is not None:
+            return self
+        shapes = shapes or choose_num_shapes(self.model, self.data, self.train)
+        return self.change(data={"max_batch_shapes": shapes})
 
     def parts(self) -> dict[str, str]:
         """Return the names of the selected parts, keyed by field, such as "model.norm"."""

@@ -25,7 +25,7 @@ from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
-# The maximum value of `data.max_batch_shapes`, which is also the default.
+# The maximum value of `data.max_batch_shapes`.
 MAX_BATCH_SHAPES = 12
 # By default, each number below a million occurs on at most one line of the number_words corpus.
 MAX_NUMBER_WORDS_PAIRS = 500_000
@@ -367,9 +367,12 @@ class DataConfig(ConfigSection):
     batch_tokens: Annotated[int, POSITIVE] = 25_000
     """The size of a batch across all devices: the approximate number of tokens
     on each side (source and target), including padding."""
-    max_batch_shapes: Annotated[int, between(1, MAX_BATCH_SHAPES)] = MAX_BATCH_SHAPES
+    max_batch_shapes: Annotated[int | None, between(1, MAX_BATCH_SHAPES)] = None
     """Maximum number of batch shapes. XLA compiles a training step for each
-    shape. Fewer shapes take less time to compile but need more padding."""
+    shape. Fewer shapes take less time to compile but need more padding. Default:
+    the number that minimizes the expected training time, which depends on
+    train.steps, data.batch_tokens, and the model's size. A run keeps the number
+    that it started with."""
 
     name = "data"
 

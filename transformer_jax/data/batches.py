@@ -1,9 +1,11 @@
 """Batch sentence pairs of similar length, with a limit on the tokens per batch (section 5.1).
 
 Each step's batch is a pure function of the corpus, the seed, and the step. A resumed run therefore
-reads the same batches as an uninterrupted run.
+reads the same batches as an uninterrupted run. The shape of a step's batch does not depend on the
+seed, so that runs with different seeds can share each step's program.
 """
 
+import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ from transformer_jax.data.buckets import assign_buckets, choose_bucket_sizes
 # The number of rows in a batch is a multiple of `ROW_MULTIPLE`, so the rows usually divide evenly
 # among the devices.
 ROW_MULTIPLE = 8
+# The seed for the order of the batch shapes in each epoch. No run's seed is this large.
+SHAPE_SEED = 1 << 31
 
 
 class Batch(NamedTuple):
@@ -116,15 +120,23 @@ class Batches:
         self.per_epoch = sum(bucket.batches for bucket in self.buckets)
         self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
 
+    def with_seed(self, seed: int) -> "Batches":
+        """Return batches of the same shapes that contain the pairs in another order."""
+        other = copy.copy(self)
+        other._seed = seed
+        other._cached_epoch = functools.lru_cache(maxsize=2)(other._shuffle_epoch)
+        return other
+
     def _shuffle_epoch(self, epoch: int) -> list[tuple[Bucket, np.ndarray]]:
         """Return the bucket and pair indices of each batch in an epoch, in order."""
         rng = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
+        order = np.random.Generator(np.random.Philox(key=[SHAPE_SEED, epoch]))
         batches = [
             (bucket, pairs)
             for bucket, members in zip(self.buckets, self._members, strict=True)
             for pairs in np.array_split(rng.permutation(members), bucket.batches)
         ]
-        return [batches[i] for i in rng.permutation(len(batches))]
+        return [batches[i] for i in order.permutation(len(batches))]
 
     def _look_up(self, step: int) -> tuple[Bucket, np.ndarray]:
         epoch, index = divmod(step, self.per_epoch)

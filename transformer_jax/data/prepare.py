@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_jax.cache import cache_folder
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config, DataConfig
+from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, SplitWriter, read_tokens
@@ -51,13 +52,14 @@ class Prepared(NamedTuple):
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
-    def batches(self, data: DataConfig, seed: int) -> Batches:
+    def batches(self, config: Config) -> Batches:
         """Plan the batches of the training split."""
+        data = config.with_batch_shapes().data
         return Batches(
             *self.tokens("train"),
             batch_tokens=data.batch_tokens,
-            seed=seed,
-            max_shapes=data.max_batch_shapes,
+            seed=config.train.seed,
+            max_shapes=data.max_batch_shapes or MAX_BATCH_SHAPES,
         )
 
 

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -165,6 +165,7 @@ class Sweep:
 
 def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
     """Return `path`, or add a number to it if the sweep in `path` cannot include these rows."""
+    rows = _with_same_batch_shapes(rows)
     others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if _accepts(other, rows))
 
@@ -201,7 +202,7 @@ def plan_sweep(
     for name in only or ():
         if name not in rows:
             raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
-    base = next(iter(rows))
+    base, rows = next(iter(rows)), _with_same_batch_shapes(rows)
     selected = {
         check_row_name(name or "run"): row
         for name, row in rows.items()
@@ -209,6 +210,15 @@ def plan_sweep(
     }
     first = rows[base].config.train.seed
     return Sweep(path, selected, _plan_runs(path, selected, range(first, first + seeds)))
+
+
+def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Set the number of batch shapes that suits the first row in all rows that leave it open.
+
+    With the same number, rows with the same text also train on the same batches.
+    """
+    shapes = next(iter(rows.values())).config.with_batch_shapes().data.max_batch_shapes
+    return {k: replace(row, config=row.config.with_batch_shapes(shapes)) for k, row in rows.items()}
 
 
 def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:

@@ -59,7 +59,7 @@ def build_run_components(folder: RunFolder, group: ProcessGroup = SINGLE_PROCESS
     """
     config = folder.config
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
-    batches = prepared.batches(config.data, config.train.seed)
+    batches = prepared.batches(config)
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = ActionSchedule(config.train, batches.per_epoch)
     sharding = SHARDINGS[config.train.parallelism]()

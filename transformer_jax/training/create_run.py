@@ -53,7 +53,8 @@ def create_run(
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):
             console.print(f"note: data.{field} is {size}, not {requested_size}")
-    config = config.change(data=sizes)
+    # The number of shapes must not change if the run is extended.
+    config = config.change(data=sizes).with_batch_shapes()
     _check_lengths(config.model, prepared)
     model = build_model(config.model, **sizes)
     if other is not None:
@@ -89,7 +90,8 @@ def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> Ru
     if init_from is None and sizes != {field: getattr(config.data, field) for field in sizes}:
         # The text may be too short for the requested sizes. `create_run` stored the actual sizes.
         sizes = prepare_text(config.data).vocabulary.sizes
-    config = config.change(data=sizes)
+    shapes = folder.config.data.max_batch_shapes
+    config = config.change(data=sizes).with_batch_shapes(shapes)
     resumed = folder.with_config(config)
     paths = {field: getattr(config.data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)

@@ -81,7 +81,7 @@ def test_a_batch_does_not_depend_on_the_batches_read_before(
 
 
 def test_each_epoch_and_each_seed_has_a_different_order() -> None:
-    lengths = [(2 + i % 7, 2 + i % 5) for i in range(200)]
+    lengths = [(2 + i % 7, 2 + i % 5) for i in range(800)]
     by_seed = [plan(lengths, 200, seed) for seed in range(3)]
     orders = [tuple(epoch(batches, number)) for batches in by_seed for number in range(3)]
     assert len(set(orders)) == len(orders)
@@ -90,6 +90,19 @@ def test_each_epoch_and_each_seed_has_a_different_order() -> None:
         {frozenset(unpad(batches[step])) for step in range(4)} for batches in by_seed[:2]
     )
     assert not first & second
+
+
+def test_all_seeds_have_the_same_sequence_of_shapes() -> None:
+    lengths = [(2 + i % 7, 2 + i % 5) for i in range(200)]
+    first, second = (plan(lengths, 100, seed) for seed in (0, 1))
+    steps = range(2 * first.per_epoch)
+    shapes = [first[step].source.shape for step in steps]
+    assert shapes == [second[step].source.shape for step in steps]
+    epochs = shapes[: first.per_epoch], shapes[first.per_epoch :]
+    assert epochs[0] != epochs[1]
+    reseeded = first.with_seed(1)
+    for step in steps:
+        np.testing.assert_array_equal(reseeded[step].target, second[step].target)
 
 
 @given(LENGTHS, BUDGETS, SEEDS, st.integers(0, 50), st.integers(0, 50))

@@ -15,10 +15,11 @@ from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
 
+BASE = SMALL.change(data={"max_batch_shapes": 2})
 ROWS = {
-    "base": Row(SMALL, Paper(4.92, 25.8, 65)),
-    "wide": Row(SMALL.change(model={"num_heads": 1, "d_k": 16, "d_v": 16})),
-    "E": Row(SMALL.change(model={"positions": "learned"})),
+    "base": Row(BASE, Paper(4.92, 25.8, 65)),
+    "wide": Row(BASE.change(model={"num_heads": 1, "d_k": 16, "d_v": 16})),
+    "E": Row(BASE.change(model={"positions": "learned"})),
 }
 
 
@@ -48,6 +49,18 @@ def test_a_row_name_must_be_valid_as_a_folder_name() -> None:
             plan_sweep(Path("s"), {"base": ROWS["base"], name: ROWS["E"]}, 1)
 
 
+def test_rows_have_the_number_of_batch_shapes_that_suits_the_first_row(tmp_path: Path) -> None:
+    large = SMALL.change(model={"num_layers": 100, "d_ff": 100_000}, train={"steps": 100_000})
+    assert large.with_batch_shapes().data.max_batch_shapes == 12
+    fixed = SMALL.change(data={"max_batch_shapes": 5})
+    rows = {"base": Row(SMALL), "large": Row(large), "fixed": Row(fixed)}
+    path = choose_folder(tmp_path / "s", rows)
+    sweep = plan_sweep(path, rows, 1)
+    sweep.store()
+    assert [run.config.data.max_batch_shapes for run in sweep.runs] == [2, 2, 5]
+    assert choose_folder(path, rows) == path
+
+
 def test_a_run_is_found_by_its_name() -> None:
     sweep = plan_sweep(Path("s"), ROWS, 2)
     assert sweep.find("E/seed-1") == sweep.runs[-1]
@@ -64,7 +77,7 @@ def test_rows_can_be_added_to_a_stored_plan_but_not_changed(tmp_path: Path) -> N
     grown = Sweep.open(path)
     assert grown.rows == ROWS
     assert grown.seeds == [0, 1]
-    changed = {"base": Row(SMALL.change(model={"d_ff": 48}))}
+    changed = {"base": Row(BASE.change(model={"d_ff": 48}))}
     with pytest.raises(UsageError) as error:
         plan_sweep(path, changed, 1).store()
     assert "row base with a different config (model.d_ff 32 -> 48)" in str(error.value)
@@ -132,8 +145,8 @@ def test_a_sweep_whose_parts_are_not_registered_names_the_file_to_import(tmp_pat
         code = f'transformer_jax.register("model.activation", "{name}")(lambda x: x)'
         (tmp_path / f"{name}.py").write_text(f"import transformer_jax\n{code}\n")
         import_file(str(tmp_path / f"{name}.py"))
-    rows = {"base": Row(SMALL)}
-    rows |= {x: Row(SMALL.change(model={"activation": x})) for x in ("once", "twice")}
+    rows = {"base": Row(BASE)}
+    rows |= {x: Row(BASE.change(model={"activation": x})) for x in ("once", "twice")}
     plan_sweep(tmp_path / "s", rows, 1).store()
     assert Sweep.open(tmp_path / "s").rows == rows
     for name in ("twice", "once"):

@@ -237,7 +237,7 @@ def test_the_peak_of_a_cpu_is_measured() -> None:
 
 
 def test_the_estimate_of_a_run_exceeds_its_flops_by_the_padding_and_the_shorter_side() -> None:
-    batches = prepare_text(SMALL.data).batches(SMALL.data, seed=0)
+    batches = prepare_text(SMALL.data).batches(SMALL)
     lengths = [batches.lengths(step) for step in range(SMALL.train.steps)]
     flops = sum(flops_of_lengths(SMALL.model, SMALL.data.vocab_size, *pair) for pair in lengths)
     tokens = sum(int(side.sum()) for pair in lengths for side in pair)

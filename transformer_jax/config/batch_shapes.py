@@ -1,0 +1,51 @@
+"""Choose the number of batch shapes whose compilation pays for itself.
+
+XLA compiles a training step for each batch shape. More shapes need more compilation, but batches
+contain less padding. The choice depends only on the config, so that the order of the data is the
+same on every machine. Its constants describe one H100 (see docs/performance.md). On a CPU, steps
+take much longer than compilation, so more shapes than the chosen number can pay for themselves.
+"""
+
+from transformer_jax.config.sections import (
+    GATED,
+    MAX_BATCH_SHAPES,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+)
+
+# With a single shape, every pair would be as wide as the longest one.
+MIN_BATCH_SHAPES = 2
+# One more shape takes about 20 s to compile, but about eight shapes are compiled concurrently.
+SECONDS_PER_SHAPE = 2.5
+# The kernels of a small model's step take this long to start: 4.4 ms for the Multi30k recipe.
+MIN_STEP_SECONDS = 4e-3
+# The speed of the base model's step, apart from the time above: 9.4 TFLOP in 41.9 ms.
+FLOPS_PER_SECOND = 250e12
+# With k shapes, a fraction of about 0.7 k^-0.8 of all positions in Multi30k's batches is padding.
+PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
+
+
+def choose_num_shapes(model: ModelConfig, data: DataConfig, train: TrainConfig) -> int:
+    """Return the number of batch shapes that minimizes the expected training time.
+
+    The time includes compilation. For comparison, the function assumes that training with any
+    number of shapes processes as many tokens as `train.steps` batches without padding.
+    """
+    flops = 6 * data.batch_tokens * _count_multiplied_parameters(model, data.vocab_size)
+    full_seconds = train.steps * (MIN_STEP_SECONDS + flops / FLOPS_PER_SECOND)
+
+    def seconds(shapes: int) -> float:
+        density = 1 - PADDING_FACTOR * shapes**PADDING_EXPONENT
+        return SECONDS_PER_SHAPE * shapes + full_seconds / density
+
+    return min(range(MIN_BATCH_SHAPES, MAX_BATCH_SHAPES + 1), key=seconds)
+
+
+def _count_multiplied_parameters(model: ModelConfig, vocab_size: int) -> int:
+    """Estimate how many parameters a step multiplies with a source token and a target token."""
+    attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
+    feed_forward = (3 if model.feed_forward in GATED else 2) * model.d_model * model.d_ff
+    encoder, decoder = model.layers_per_stack
+    layers = encoder * (attention + feed_forward) + decoder * (2 * attention + feed_forward)
+    return layers + model.d_model * vocab_size
