@@ -295,7 +295,7 @@ def test_an_evaluation_that_runs_out_of_memory_does_not_suggest_smaller_training
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     path = Path(shutil.copytree(half_run, tmp_path / "run"))
-    monkeypatch.setattr(evaluation, "score_sentences", run_out_of_memory)
+    monkeypatch.setattr(evaluation, "score_with_loss", run_out_of_memory)
     with pytest.raises(OutOfMemoryError, match="to evaluate the development set") as caught:
         resume(path, train={"steps": 5})
     assert "train." not in format_for_shell(caught.value)
@@ -347,7 +347,7 @@ def test_patience_ends_a_run_that_no_longer_improves(
 ) -> None:
     # Step 2 has the best perplexity. From step 3 to step 5, the perplexity improves from 7.0 to
     # 5.5, but it is never as good as at step 2.
-    perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2])
+    perplexities = iter([9.0, 5.0, 7.0, 6.0, 5.5, 5.4, 5.3, 5.2, 5.1])
     monkeypatch.setattr(evaluation, "perplexity", lambda _: next(perplexities))
     often = {"checkpoint_every": 1, "patience": 3, "keep_checkpoints": 1, "bleu_every": 100}
     path = train(SMALL.change(train=often), tmp_path / "run")
@@ -362,3 +362,7 @@ def test_patience_ends_a_run_that_no_longer_improves(
     resume(path, train={"patience": 5})
     assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7]
     assert train_reports(path) == [2, 4, 6, 7]
+    # Unlike the perplexity, the smoothed loss of the last checkpoint is better than at step 2.
+    assert dev_reports(path)[7]["smoothed_loss"] < dev_reports(path)[2]["smoothed_loss"]
+    resume(path, train={"patience_metric": "smoothed_loss"})
+    assert list(dev_reports(path)) == [1, 2, 3, 4, 5, 6, 7, 8, 9]

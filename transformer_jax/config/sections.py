@@ -486,12 +486,16 @@ class TrainConfig(ConfigSection):
     """At every Nth scheduled checkpoint and after the last step, also translate the
     development set and compute BLEU."""
     patience: Annotated[int | None, POSITIVE, ON_RESUME] = None
-    """Stop early if the development perplexity does not improve for this many
+    """Stop early if train.patience_metric does not improve for this many
     consecutive scheduled checkpoints. Differs from the paper, which trains for
     a fixed number of steps."""
+    patience_metric: Annotated[Literal["perplexity", "smoothed_loss"], ON_RESUME] = "perplexity"
+    """The score on the development set that selects the best checkpoint.
+    `smoothed_loss` is the loss of training, which includes label smoothing,
+    without dropout. As in fairseq, it is rounded to 0.001 bits per token."""
     keep_checkpoints: Annotated[int, POSITIVE, ON_RESUME] = 20
-    """Number of recent scheduled checkpoints to keep for averaging. The checkpoint
-    with the lowest development perplexity is always kept."""
+    """Number of recent scheduled checkpoints to keep for averaging. The best
+    checkpoint, which has the lowest train.patience_metric, is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE, ON_RESUME] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery
     checkpoint is saved after step 1, and the intervals then grow to this

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
-from transformer_jax.model.losses import Loss, cross_entropy
+from transformer_jax.model.losses import LOSSES, Loss, cross_entropy
 
 # The maximum number of source or target tokens in a batch, including padding.
 SCORING_TOKENS = 4096
@@ -29,12 +30,15 @@ class SentenceScore(NamedTuple):
     """The negative log-likelihood of the reference in nats, without label smoothing."""
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Loss:
-    """Return the loss of each sentence in a batch."""
+@functools.partial(jax.jit, static_argnames=("model", "config"))
+def _losses(
+    params: Params, batch: Batch, *, model: EncoderDecoder, config: TrainConfig | None = None
+) -> tuple[Float[Array, " B"], Loss | None]:
+    """Return the negative log-likelihood of each sentence, and the training loss of the batch."""
     logits: Any = model.apply({"params": params}, *batch)
     sentence_loss = functools.partial(cross_entropy, smoothing=0.0)
-    return jax.vmap(sentence_loss)(logits[:, None], batch.target[:, None])
+    nll = jax.vmap(sentence_loss)(logits[:, None], batch.target[:, None]).nll
+    return nll, None if config is None else LOSSES[config.loss](logits, batch.target, config)
 
 
 def scoring_batches(source: Ragged, target: Ragged) -> Batches:
@@ -45,7 +49,31 @@ def scoring_batches(source: Ragged, target: Ragged) -> Batches:
 def score_sentences(model: EncoderDecoder, params: Params, batches: Batches) -> list[SentenceScore]:
     """Return the scores of all pairs, in order."""
     # Dispatch all batches before waiting for the first result.
-    losses = [_losses(params, batches[i], model=model).nll for i in range(batches.per_epoch)]
+    losses = [_losses(params, batches[i], model=model)[0] for i in range(batches.per_epoch)]
+    return _collect(batches, losses)
+
+
+def score_with_loss(
+    model: EncoderDecoder, params: Params, batches: Batches, config: TrainConfig
+) -> tuple[list[SentenceScore], float]:
+    """Return the scores of all pairs, and the loss that training minimizes in nats per token.
+
+    The loss includes label smoothing, but neither dropout nor the values that modules add to it.
+    """
+    if config.loss == "cross_entropy":
+        # Configs that differ only in other fields share the compiled programs.
+        fields = ("label_smoothing", "label_smoothing_over", "z_loss")
+        config = TrainConfig(**{name: getattr(config, name) for name in fields})
+    steps = range(batches.per_epoch)
+    losses = [_losses(params, batches[i], model=model, config=config) for i in steps]
+    totals = jax.device_get([loss for _, loss in losses if loss is not None])
+    smoothed = math.fsum(float(loss.smoothed) for loss in totals)
+    tokens = math.fsum(float(loss.count) for loss in totals)
+    return _collect(batches, [nll for nll, _ in losses]), smoothed / tokens
+
+
+def _collect(batches: Batches, losses: Sequence[Float[Array, " _"]]) -> list[SentenceScore]:
+    """Return the scores of all pairs, in order, given the losses of each batch."""
     lengths = batches.source.lengths.tolist(), batches.target.lengths.tolist()
     nll = np.zeros(len(lengths[0]))
     for step, batch_nll in enumerate(jax.device_get(losses)):

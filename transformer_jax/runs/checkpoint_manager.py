@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import jax
 from jaxtyping import PyTree
@@ -45,14 +45,15 @@ class CheckpointManager:
         identity: Mapping[str, object],
         *,
         keep: int | None = None,
+        metric: Literal["perplexity", "smoothed_loss"] = "perplexity",
     ) -> None:
         """Open or create a checkpoint folder. All checkpoints in it must have the given identity.
 
-        The manager keeps the latest checkpoint, the best one, and the last `keep` scheduled ones.
-        If `keep` is None, the manager opens the folder read-only.
+        The manager keeps the latest checkpoint, the best one by the given metric, and the last
+        `keep` scheduled ones. If `keep` is None, the manager opens the folder read-only.
         """
         self.folder, self.run = folder, folder.parent
-        self._identity, self._keep = dict(identity), keep
+        self._identity, self._keep, self._metric = dict(identity), keep, metric
         # All processes write arrays, but only the primary process writes other files.
         self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
@@ -80,6 +81,12 @@ class CheckpointManager:
             for step, metadata in sorted(self._metadata.items())
             if metadata.perplexity is not None
         }
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The metric of each scheduled checkpoint that has it, keyed by step; lower is better."""
+        scores = {step: self._metadata[step].score(self._metric) for step in self.perplexities}
+        return {step: score for step, score in scores.items() if score is not None}
 
     @property
     def damaged_metadata(self) -> dict[int, str]:
@@ -150,23 +157,28 @@ class CheckpointManager:
             )
 
     def save(
-        self, step: int, arrays: Trees, perplexity: float | None, metadata: Mapping[str, object]
+        self,
+        step: int,
+        arrays: Trees,
+        perplexity: float | None,
+        metadata: Mapping[str, object],
+        smoothed_loss: float | None = None,
     ) -> None:
         """Start writing JSON metadata and trees of arrays. Call `prepare_save` first.
 
         After this method returns, the caller may donate the arrays. If the background write fails,
-        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity` is
-        the perplexity on the development set, or None if the step is not scheduled.
+        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity`
+        and `smoothed_loss` are the scores on the development set, or None if the step is not
+        scheduled.
         """
-        content = CheckpointMetadata(
-            perplexity, max(self.perplexities, default=None), dict(metadata)
-        )
+        previous_step = max(self.perplexities, default=None)
+        content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)
         with self._as_storage_error(step):
             write = array_store.save_async(self.folder / f".{step}", arrays)
         self._metadata[step] = content
-        perplexities = self.perplexities
-        best = min(perplexities, key=lambda step: (perplexities[step], step), default=step)
-        kept = {max(self._metadata), best, *list(perplexities)[-(self._keep or 1) :]}
+        scores = self.scores
+        best = min(scores, key=lambda step: (scores[step], step), default=step)
+        kept = {max(self._metadata), best, *list(self.perplexities)[-(self._keep or 1) :]}
         superseded = self._metadata.keys() - kept
         for old in superseded:
             del self._metadata[old]

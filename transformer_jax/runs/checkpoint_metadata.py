@@ -1,9 +1,10 @@
 """A checkpoint's metadata: its score, its counters, and the identity of its run."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
@@ -20,6 +21,14 @@ DEFAULTS = {
 }
 
 
+class DevScores(NamedTuple):
+    """The scores of a model on the development set. Lower scores are better."""
+
+    perplexity: float
+    smoothed_loss: float
+    """The loss that training minimizes, in nats per token, without dropout."""
+
+
 class CheckpointMetadata(NamedTuple):
     """One checkpoint's metadata, as JSON data."""
 
@@ -29,6 +38,17 @@ class CheckpointMetadata(NamedTuple):
     """The previous scheduled step, whether or not its checkpoint still exists."""
     custom_metadata: JsonObject
     """The metadata required to resume training."""
+    smoothed_loss: float | None = None
+    """See `DevScores`; None if `perplexity` is None or if the checkpoint predates this field."""
+
+    def score(self, metric: Literal["perplexity", "smoothed_loss"]) -> float | None:
+        """Return a score on the development set. The best checkpoint has the lowest score.
+
+        Like fairseq, round the smoothed loss to 0.001 bits.
+        """
+        if metric == "perplexity" or self.smoothed_loss is None:
+            return self.perplexity if metric == "perplexity" else None
+        return round(self.smoothed_loss / math.log(2), 3)
 
     @classmethod
     def read(cls, checkpoint: Path, identity: Mapping[str, object]) -> Self:
@@ -61,10 +81,12 @@ class CheckpointMetadata(NamedTuple):
                     f"{', '.join(differences)}"
                 )
             perplexity, previous_step = content["perplexity"], content["previous_step"]
+            smoothed_loss = content.get("smoothed_loss")
             return cls(
                 None if perplexity is None else float(perplexity),
                 None if previous_step is None else int(previous_step),
                 dict(content["custom_metadata"]),
+                None if smoothed_loss is None else float(smoothed_loss),
             )
         except (OSError, *INVALID_JSON, KeyError, AttributeError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error

@@ -82,16 +82,17 @@ class ActionSchedule:
             interrupt=vote.signal != 0 and not is_last,
         )
 
-    def is_out_of_patience(self, step: int, perplexities: Mapping[int, float]) -> bool:
+    def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
         """Return whether the best scheduled checkpoint is at least `patience` checkpoints old.
 
-        The keys of `perplexities` are the steps of scheduled checkpoints, in increasing order. The
-        result is false if `patience` is None or if no checkpoint is scheduled at `step`.
+        `scores` maps the steps of scheduled checkpoints, in increasing order, to scores that are
+        better if they are lower. The result is false if `patience` is None or if no checkpoint is
+        scheduled at `step`.
         """
         patience = self.config.patience
         if patience is None or step % self.steps_per_checkpoint:
             return False
         # The earliest of several equally good checkpoints counts as the best. At step 0, there are
         # no checkpoints, and `default` sets the age of the best checkpoint to 0.
-        best_step = min(perplexities, key=perplexities.__getitem__, default=step)
+        best_step = min(scores, key=scores.__getitem__, default=step)
         return step - best_step >= patience * self.steps_per_checkpoint

@@ -15,6 +15,7 @@ from transformer_jax.errors import StorageError
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.checkpoint_metadata import DevScores
 from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.meter import Sums
@@ -80,8 +81,12 @@ class Checkpointer:
         train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
         latest = None if run.group.is_primary else run.group.broadcast(None)
-        keep = train.keep_checkpoints
-        self._manager = CheckpointManager(folder.checkpoints, folder.identity, keep=keep)
+        self._manager = CheckpointManager(
+            folder.checkpoints,
+            folder.identity,
+            keep=train.keep_checkpoints,
+            metric=train.patience_metric,
+        )
         if run.group.is_primary:
             latest = run.group.broadcast(self._manager.latest_valid())
         run.group.barrier()
@@ -117,6 +122,11 @@ class Checkpointer:
         """The perplexity of each scheduled checkpoint on disk, keyed by step."""
         return self._manager.perplexities
 
+    @property
+    def scores(self) -> dict[int, float]:
+        """The `train.patience_metric` of each scheduled checkpoint on disk, keyed by step."""
+        return self._manager.scores
+
     def needs_recovery_save(self) -> bool:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
@@ -127,11 +137,11 @@ class Checkpointer:
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
-        self, step: int, state: TrainState, pending_metrics: Sums, perplexity: float | None
+        self, step: int, state: TrainState, pending_metrics: Sums, scores: DevScores | None
     ) -> None:
         """Start writing a checkpoint. After this method returns, the caller can donate the state.
 
-        `perplexity` is None unless the checkpoint is scheduled.
+        `scores` is None unless the checkpoint is scheduled.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.
@@ -142,7 +152,8 @@ class Checkpointer:
         )
         self._manager.prepare_save(step, arrays)
         self._run.group.barrier()
-        self._manager.save(step, arrays, perplexity, metadata)
+        perplexity, smoothed_loss = scores or (None, None)
+        self._manager.save(step, arrays, perplexity, metadata, smoothed_loss)
         self._timer.record_save()
         self.last_step = step
 

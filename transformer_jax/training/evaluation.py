@@ -8,11 +8,12 @@ import math
 
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError, memory_errors
-from transformer_jax.evaluation.perplexity import perplexity, score_sentences, scoring_batches
+from transformer_jax.evaluation.perplexity import perplexity, score_with_loss, scoring_batches
 from transformer_jax.evaluation.scores import score
 from transformer_jax.evaluation.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.runs.checkpoint_metadata import DevScores
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.metric_writer import MetricWriter
 from transformer_jax.training.step import TrainState
@@ -37,14 +38,14 @@ class DevEvaluator:
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)
 
-    def evaluate(self, state: TrainState, step: int, *, translate: bool) -> float:
-        """Write and return the perplexity; if `translate` is true, also write BLEU and 20 samples.
+    def evaluate(self, state: TrainState, step: int, *, translate: bool) -> DevScores:
+        """Write and return the scores; if `translate` is true, also write BLEU and 20 samples.
 
-        All processes must call this method. The primary process computes the perplexity and
-        broadcasts it, so that all processes use exactly the same value.
+        All processes must call this method. The primary process computes the scores and
+        broadcasts them, so that all processes use exactly the same values.
 
         Raises:
-            DivergedError: the perplexity is not finite.
+            DivergedError: a score is not finite.
             OutOfMemoryError: the device does not have enough memory.
         """
         group = self._run.group
@@ -53,20 +54,24 @@ class DevEvaluator:
             "device with more memory; earlier checkpoints are intact"
         ):
             params = self._run.sharding.to_local_device(state.evaluation_params)
-            return group.broadcast(
-                self._score(params, step, translate) if group.is_primary else 0.0
-            )
+            scores = self._score(params, step, translate) if group.is_primary else (0.0, 0.0)
+            return DevScores(*group.broadcast(scores))
 
-    def _score(self, params: Params, step: int, translate: bool) -> float:
+    def _score(self, params: Params, step: int, translate: bool) -> DevScores:
         self._writer.set_status("evaluating")
-        scores = score_sentences(self._run.model, params, self._batches)
-        values = {"perplexity": perplexity(scores)}
-        if not math.isfinite(values["perplexity"]):
-            raise DivergedError(
-                f"the perplexity on the development set is {values['perplexity']} at step {step}; "
-                "no checkpoint is saved at this step; earlier checkpoints are intact. "
-                f"{DIVERGENCE_ADVICE}"
-            )
+        run = self._run
+        sentences, smoothed_loss = score_with_loss(
+            run.model, params, self._batches, run.folder.config.train
+        )
+        scores = DevScores(perplexity(sentences), smoothed_loss)
+        values = scores._asdict()
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise DivergedError(
+                    f"the {name.replace('_', ' ')} on the development set is {value} at step "
+                    f"{step}; no checkpoint is saved at this step; earlier checkpoints are intact. "
+                    f"{DIVERGENCE_ADVICE}"
+                )
         if translate:
             sources, references = self._run.prepared.lines("dev")
             hypotheses = [best[0].text for best in self._translator.translate(params, sources)]
@@ -76,4 +81,4 @@ class DevEvaluator:
             samples = (lines[:NUM_SAMPLES] for lines in (sources, hypotheses, references))
             self._writer.write_samples(step, *samples)
         self._writer.report(step, "dev", values)
-        return values["perplexity"]
+        return scores

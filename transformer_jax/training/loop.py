@@ -96,7 +96,7 @@ def _train(
         shutdown.check()
         restored = checkpointer.last_step
         is_done = restored >= config.train.steps
-        if is_done or schedule.is_out_of_patience(restored, checkpointer.perplexities):
+        if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
             reason = (
                 "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
             )
@@ -179,9 +179,9 @@ def _run_steps(
                 name = signal.Signals(vote.signal).name
                 raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
             tracer.after_step(step, state)
-            if schedule.is_out_of_patience(step, checkpointer.perplexities):
-                count = config.train.patience
-                writer.say(f"early stopping: perplexity has not improved for {count} checkpoints")
+            if schedule.is_out_of_patience(step, checkpointer.scores):
+                count, name = config.train.patience, config.train.patience_metric.replace("_", " ")
+                writer.say(f"early stopping: {name} has not improved for {count} checkpoints")
                 break
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformer_jax.evaluation.perplexity import (
     perplexity,
     score_sentences,
     score_tokens,
+    score_with_loss,
     scoring_batches,
 )
 from transformer_jax.inference.trained_run import Run, load
@@ -56,6 +58,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     config = SMALL.change(model={"positions": "learned"})
     path = tmp_path_factory.mktemp("runs") / "run"
     return load(write_untrained_run(path, config, steps=(8,), scale=2.0).path)
+
+
+def test_the_smoothed_loss_is_that_of_training_per_token(run: Run) -> None:
+    source, target = (
+        type(side)(side.flat, side.offsets[:10]) for side in prepare_split(run, "dev").tokens("dev")
+    )
+    batches = scoring_batches(source, target)
+    config = dataclasses.replace(run.config.train, label_smoothing=0.3, z_loss=0.01)
+    model: Any = jax.jit(lambda s, t: run.model.apply({"params": run.params}, s, t))
+    losses: list[float] = []
+    for i in range(9):
+        s, t = (side.pad(np.array([i]), 1, 40) for side in (source, target))
+        logits = floats(model(s, t))[0]
+        for row, token in zip(logits, t[0][: target.lengths[i]], strict=False):
+            log_total = np.log(np.exp(row).sum())
+            wanted = np.full(len(row), 0.3 / len(row))
+            wanted[token] += 0.7
+            losses.append(wanted @ (log_total - row) + 0.01 * log_total**2)
+    sentences, loss = score_with_loss(run.model, run.params, batches, config)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert sentences == score_sentences(run.model, run.params, batches)
 
 
 @pytest.mark.slow

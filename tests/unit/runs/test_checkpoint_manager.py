@@ -60,6 +60,27 @@ def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_pat
     assert steps_on_disk(tmp_path / "c") == {1, 4, 6, 7}
 
 
+def test_the_metric_selects_the_best_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    with CheckpointManager(folder, IDENTITY, keep=1, metric="smoothed_loss") as checkpoints:
+        # The losses of checkpoints 2 and 3 are equal when rounded, so the first is the best.
+        for step, (perplexity, loss) in enumerate(
+            [(2.0, 1.5), (4.0, 1.20001), (3.0, 1.2), (5.0, 1.3)], start=1
+        ):
+            arrays = with_optimizer(params_of(step))
+            checkpoints.prepare_save(step, arrays)
+            checkpoints.save(step, arrays, perplexity, {}, loss)
+        assert checkpoints.scores == {2: 1.731, 4: 1.876}
+        assert checkpoints.perplexities == {2: 4.0, 4: 5.0}
+    assert steps_on_disk(folder) == {2, 4}
+    # A checkpoint without the metric keeps its perplexity, but it cannot be the best.
+    with CheckpointManager(folder, IDENTITY, keep=1, metric="smoothed_loss") as checkpoints:
+        checkpoints.prepare_save(5, with_optimizer(params_of(5)))
+        checkpoints.save(5, with_optimizer(params_of(5)), 1.0, {})
+        assert checkpoints.scores == {2: 1.731}
+    assert steps_on_disk(folder) == {2, 5}
+
+
 def test_a_user_may_delete_an_old_checkpoint_during_training(tmp_path: Path) -> None:
     write_steps(tmp_path / "c", {1: 9.0, 2: 8.0}, keep=2)
     with CheckpointManager(tmp_path / "c", IDENTITY, keep=2) as checkpoints:

@@ -16,7 +16,7 @@ def checkpoint(tmp_path: Path) -> Path:
     """A folder that contains the metadata of checkpoint 4."""
     folder = tmp_path / "run" / "checkpoints" / "4"
     folder.mkdir(parents=True)
-    CheckpointMetadata(9.0, 1, {"skipped": 2}).write(folder, 4, IDENTITY)
+    CheckpointMetadata(9.0, 1, {"skipped": 2}, 2.5).write(folder, 4, IDENTITY)
     checksums.write(folder)
     return folder
 
@@ -26,11 +26,12 @@ def test_metadata_is_plain_json_that_names_its_run(checkpoint: Path) -> None:
         "format": FORMAT,
         "step": 4,
         "perplexity": 9.0,
+        "smoothed_loss": 2.5,
         "previous_step": 1,
         "custom_metadata": {"skipped": 2},
         "run": IDENTITY,
     }
-    assert CheckpointMetadata.read(checkpoint, IDENTITY) == (9.0, 1, {"skipped": 2})
+    assert CheckpointMetadata.read(checkpoint, IDENTITY) == (9.0, 1, {"skipped": 2}, 2.5)
 
 
 def test_a_checkpoint_of_another_run_is_rejected_with_the_differences(checkpoint: Path) -> None:
@@ -57,10 +58,18 @@ def test_a_checkpoint_of_another_format_is_rejected_in_one_line(checkpoint: Path
             CheckpointMetadata.read(checkpoint, IDENTITY)
 
 
-@pytest.mark.parametrize("field", ["perplexity", "previous_step"])
+def test_the_smoothed_loss_is_rounded_as_in_fairseq() -> None:
+    # 2.5 nats are 3.6067376 bits.
+    metadata = CheckpointMetadata(9.0, 1, {}, 2.5)
+    assert metadata.score("smoothed_loss") == 3.607
+    assert metadata.score("perplexity") == 9.0
+    assert CheckpointMetadata(9.0, 1, {}).score("smoothed_loss") is None
+
+
+@pytest.mark.parametrize("field", ["perplexity", "smoothed_loss", "previous_step"])
 def test_a_number_that_is_too_large_is_an_error(checkpoint: Path, field: str) -> None:
     file = checkpoint / "checkpoint.json"
-    number = 10**400 if field == "perplexity" else math.inf
+    number = math.inf if field == "previous_step" else 10**400
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: number}))
     checksums.write(checkpoint)
     with pytest.raises(StorageError, match=r"^checkpoint 4 cannot be read: .*$"):
