@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -30,6 +31,16 @@ INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 MAX_JSON_BYTES = 16 << 20
 MAX_METRICS_BYTES = 64 << 20
 MAX_VOCABULARY_BYTES = 256 << 20
+
+# The names of files that operating systems, editors, notebooks, network drives, and tools that
+# synchronize folders leave behind, such as .DS_Store, Thumbs.db, and "x (conflicted copy)". This
+# package reads no file with such a name.
+STRAY = re.compile(
+    r"[.~#@$].*|.*[~#]|thumbs\.db.*|ehthumbs.*|desktop\.ini|icon\r|lost\+found|__pycache__"
+    r"|system volume information|.*\.(sw[a-p]|bak|orig|pyc|icloud)|.*\.sync-conflict-.*"
+    r"|.*\((.*(conflict|copy).*|\d+)\).*",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -100,6 +111,11 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def is_stray(name: str) -> bool:
+    """Return whether another program left a file or folder of this name behind; see `STRAY`."""
+    return STRAY.fullmatch(name) is not None
+
+
 def check_regular(path: Path) -> os.stat_result:
     """Return a regular file's status; raise a StorageError for a pipe or device, which can block.
 
@@ -136,7 +152,7 @@ def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> No
     """Raise a StorageError for a link or special file, which could redirect reads and writes.
 
     Check the files and subfolders of `folder` for whose names `is_checked` is true, and everything
-    in these subfolders. The folder itself can be a link.
+    in these subfolders, except for stray folders. The folder itself can be a link.
     """
     folders = [str(folder)]
     while folders:
@@ -147,7 +163,11 @@ def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> No
                 if parent == str(folder) and not is_checked(entry.name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
+                    if not is_stray(entry.name):
+                        folders.append(entry.path)
+                elif entry.name.startswith(".#"):
+                    # Emacs locks a file with a link that leads nowhere.
+                    continue
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                     raise StorageError(
                         f"{entry.path} is a link or a special file, which this folder must not "

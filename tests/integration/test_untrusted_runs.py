@@ -158,6 +158,27 @@ def test_a_manipulated_run_is_rejected_in_one_line(
     assert Path("/etc/passwd").read_bytes() == before
 
 
+def test_a_run_is_read_although_other_programs_leave_files_in_it(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for parent in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
+        for path in parent.iterdir():
+            if path.is_file() and " " not in path.name:
+                (parent / f"{path.name} (1)").write_bytes(b"stray")
+                path.with_name(f"{path.stem}-LAPTOP{path.suffix}").write_bytes(b"stray")
+        for name in (".DS_Store", ".nfs00af", "Thumbs.db"):
+            (parent / name).write_bytes(b"stray")
+        for name in (".ipynb_checkpoints", "lost+found"):
+            (parent / name).mkdir()
+            (parent / name / "loss").write_bytes(b"stray")
+        (parent / ".#run.json").symlink_to("user@host.1234")
+    assert main(["evaluate", str(copy), "--split", "dev"]) == 0
+    assert main(["resume", str(copy)]) == 0
+    assert main(["package", str(copy), "--out", str(copy.parent / "package")]) == 0
+    assert "damaged" not in capsys.readouterr().err
+    assert (copy / "checkpoints" / ".nfs00af").exists()
+
+
 def rejection_of(model: bytes) -> str:
     """Return the reason why a vocabulary is rejected, or "" if it is accepted."""
     try:

@@ -84,7 +84,7 @@ class Diff(PathCommand):
 def _load_config_or_run(spec: str) -> tuple[Config, dict[str, str]]:
     """Return the config that `spec` names, and the `versions` of a run if it names a run."""
     path = Path(spec)
-    is_shipped = spec in {file.stem for file in loading.shipped_configs().glob("*.py")}
+    is_shipped = spec in {file.stem for file in loading.shipped_configs().glob("[a-z]*.py")}
     # A folder that is not a run may have the same name as a shipped config.
     if not path.is_dir() or (is_shipped and not (path / "run.json").exists()):
         return loading.load_config(spec), {}

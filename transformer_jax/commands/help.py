@@ -114,7 +114,7 @@ def _offer_configs(cls: type) -> type:
 
 
 def _shipped_names() -> list[str]:
-    return sorted(file.stem for file in shipped_configs().glob("*.py"))
+    return sorted(file.stem for file in shipped_configs().glob("[a-z]*.py"))
 
 
 def _adapt(

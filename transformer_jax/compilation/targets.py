@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
+from transformer_jax.files import is_stray
 
 GIB = 1 << 30
 # XLA's descriptions of GPUs, with one file per kind of GPU.
@@ -43,7 +44,12 @@ TPUS = {
     "v6e": TPU(31.25, dimensions=2),
     "tpu7x": TPU(94.75, dimensions=3, devices_per_chip=2),
 }
-KINDS = (*TPUS, *sorted(file.name.removesuffix(".txtpb") for file in GPU_FOLDER.iterdir()))
+KINDS = (
+    *TPUS,
+    *sorted(
+        file.name.removesuffix(".txtpb") for file in GPU_FOLDER.iterdir() if not is_stray(file.name)
+    ),
+)
 
 
 @dataclass(frozen=True)

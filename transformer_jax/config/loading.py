@@ -88,7 +88,7 @@ def run_name(spec: str) -> str:
 
 def resolve_path(path: str) -> Path:
     """Return the shipped config file named `path`, or else the file at `path`."""
-    shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.py"))}
+    shipped = {file.stem: file for file in sorted(shipped_configs().glob("[a-z]*.py"))}
     if path in shipped:
         return shipped[path]
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises if the name is too long
@@ -149,7 +149,7 @@ def import_arguments() -> list[str]:
 
 def _read_json_config(path: Path) -> Config:
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(path.read_bytes())
         # The file run.json, which describes a run, contains the run's config.
         is_run = isinstance(data, dict) and "config" in data
         return Config.from_dict(data["config"] if is_run else data)

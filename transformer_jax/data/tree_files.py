@@ -17,6 +17,7 @@ from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import FileCorpus, data_folder, read_lines
 from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
+from transformer_jax.files import is_stray
 
 SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
 # The Wall Street Journal sections in each split, by folder name.
@@ -87,5 +88,6 @@ def _find_files(folder: Path, split: Split) -> list[Path]:
     folders = [folder / split]
     if not folders[0].is_dir():
         folders = [folder / section for section in WSJ_SECTIONS[split]]
-    files = (sorted(x.rglob("*")) for x in folders if x.is_dir())
-    return [path for path in itertools.chain(*files) if path.name.endswith(SUFFIXES)]
+    files = itertools.chain(*(sorted(x.rglob("*")) for x in folders if x.is_dir()))
+    own = (path for path in files if not any(map(is_stray, path.relative_to(folder).parts)))
+    return [path for path in own if path.name.endswith(SUFFIXES)]

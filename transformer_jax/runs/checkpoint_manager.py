@@ -60,7 +60,8 @@ class CheckpointManager:
             raise UsageError(f"{self.run} has no checkpoint yet")
         if keep is not None and self._is_primary:
             folder.mkdir(parents=True, exist_ok=True)
-            array_store.remove_partial(folder, ".*")
+            for partial in (".[0-9]*", ".old-*"):
+                array_store.remove_partial(folder, partial)
         self._verified = set[int]()
         self._metadata: dict[int, CheckpointMetadata] = {}
         self._damage: dict[int, str] = {}
@@ -207,7 +208,8 @@ class CheckpointManager:
         """Read the trees in `targets` from a checkpoint. See `array_store.restore`."""
         self.wait()
         self._check(step, self.find_damage(step))
-        return array_store.restore(self.folder / str(step), targets)
+        with checksums.listed_files(self.folder / str(step)) as folder:
+            return array_store.restore(folder, targets)
 
     def __enter__(self) -> Self:
         return self

@@ -5,13 +5,21 @@ The digests are stored in `sha256sum` format, so users can verify a folder with
 `sha256sum -c SHA256SUMS`.
 """
 
+import contextlib
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from transformer_jax.files import MAX_JSON_BYTES, MAX_METRICS_BYTES, sync, write_text
+from transformer_jax.files import (
+    MAX_JSON_BYTES,
+    MAX_METRICS_BYTES,
+    is_stray,
+    sync,
+    write_text,
+)
 
 NAME = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
@@ -30,14 +38,47 @@ def write(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise a CorruptionError unless a folder's files match its SHA256SUMS file exactly."""
+    """Raise a CorruptionError unless a folder's files match its SHA256SUMS file.
+
+    Files that other programs leave behind are ignored (see `files.is_stray`), and so are copies
+    of listed files that a synchronization tool renamed, such as "b-LAPTOP.json".
+    """
     digests = _read_digests(folder)
     names = set(_files(folder)) - {NAME}
-    for name in sorted(digests.keys() ^ names):
+    stems = {f"{PurePosixPath(name).with_suffix('')}-" for name in (*digests, NAME)}
+    extra = {name for name in names - digests.keys() if not name.startswith(tuple(stems))}
+    for name in sorted((digests.keys() - names) | extra):
         raise CorruptionError(f"{name} is {'missing' if name in digests else 'not listed'}")
     for name, digest in digests.items():
         if _digest(folder / name) != digest:
-            raise CorruptionError(f"{name} differs from what was written")
+            raise CorruptionError(f"{name} {_describe_change(folder / name, digest)}")
+
+
+@contextlib.contextmanager
+def listed_files(folder: Path) -> Iterator[Path]:
+    """Yield a folder that contains only the listed files, for libraries that read every file.
+
+    If the folder contains other files, yield a temporary folder with links to the listed files.
+    """
+    digests = _read_digests(folder)
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    if {path.relative_to(folder).as_posix() for path in paths} <= {*digests, NAME}:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        clean = Path(temporary) / folder.name
+        for name in digests:
+            (clean / name).parent.mkdir(parents=True, exist_ok=True)
+            (clean / name).symlink_to(folder.absolute() / name)
+        yield clean
+
+
+def _describe_change(path: Path, digest: str) -> str:
+    if path.stat().st_size <= MAX_JSON_BYTES:
+        text = path.read_bytes().replace(b"\r\n", b"\n")
+        if hashlib.sha256(text).hexdigest() == digest:
+            return "has other line endings: clone the repository with `-c core.autocrlf=false`"
+    return "differs from what was written"
 
 
 def read(folder: Path, name: str) -> bytes:
@@ -63,17 +104,22 @@ def _read_digests(folder: Path) -> dict[str, str]:
     if path.stat().st_size > MAX_JSON_BYTES:
         raise CorruptionError(f"{NAME} is too long")
     # Latin-1 decodes any byte; the pattern then rejects every line that `write` cannot produce.
-    lines = path.read_bytes().decode("latin-1").split("\n")
+    lines = path.read_bytes().decode("latin-1").replace("\r\n", "\n").split("\n")
     if lines.pop() or not all(matches := [LINE.fullmatch(line) for line in lines]):
         raise CorruptionError(f"{NAME} differs from what was written")
     return {match[2]: match[1] for match in matches if match}
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield each file's relative path; raise a CorruptionError for a link or special file."""
+    """Yield each file's relative path; raise a CorruptionError for a link or special file.
+
+    Skip what other programs leave behind.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name
+            if is_stray(entry.name):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(Path(entry.path), f"{name}/")
             elif entry.is_file(follow_symlinks=False):

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
-from transformer_jax.files import INVALID_JSON, check_no_links, read_limited, write_json
+from transformer_jax.files import INVALID_JSON, check_no_links, is_stray, read_limited, write_json
 from transformer_jax.registry import check_registered, describe_foreign
 
 # Increase this number when the format of sweep.json changes.
@@ -182,7 +182,9 @@ def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
 def _is_free(path: Path) -> bool:
     """Return whether a path is missing or an empty folder, which a full disk can leave behind."""
     with storage_errors(f"{path} cannot be read"):
-        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        return not path.exists() or (
+            path.is_dir() and all(is_stray(x.name) for x in path.iterdir())
+        )
 
 
 def plan_sweep(

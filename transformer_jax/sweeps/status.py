@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import Setting, StorageError, SweepFailedError, storage_errors
-from transformer_jax.files import JsonObject, check_no_links, read_json_object, write_json
+from transformer_jax.files import JsonObject, check_no_links, is_stray, read_json_object, write_json
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
@@ -220,6 +220,8 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
     """
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
+        if is_stray(path.parent.name):
+            continue
         scores = read_json_object(path)
         step = scores.get("step", 0)
         if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):

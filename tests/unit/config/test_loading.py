@@ -303,3 +303,9 @@ def test_a_stored_config_is_read_from_json_and_not_executed(tmp_path: Path) -> N
     for text in ("", "{", "[]", "[" * 10**5, '{"model": {"num_haeds": 1}}', "CONFIG = 1"):
         write(tmp_path / "config.json", text)
         assert mistake(path).startswith(f"{path} is not a config: ")
+
+
+def test_a_json_config_can_have_windows_line_endings_and_a_byte_order_mark(tmp_path: Path) -> None:
+    text = json.dumps(Config().change(model={"d_ff": 32}).to_dict(), indent=1)
+    (tmp_path / "x.json").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert load_config(str(tmp_path / "x.json")).model.d_ff == 32

@@ -42,6 +42,16 @@ def test_the_sections_of_the_penn_treebank_are_splits(tmp_path: Path) -> None:
     assert [*corpus.read("dev"), *corpus.read("test")] == pairs[22:24]
 
 
+def test_what_other_programs_leave_in_a_treebank_is_not_read(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        (tmp_path / split / ".ipynb_checkpoints").mkdir(parents=True)
+        (tmp_path / split / "a.mrg").write_text(sentences(1)[0])
+        for name in ("._a.mrg", "a (1).mrg", ".ipynb_checkpoints/a.mrg"):
+            (tmp_path / split / name).write_bytes(b"\xff")
+    corpus = open_treebank(tmp_path)
+    assert [corpus.count(split) for split in corpus.splits] == [1, 1]
+
+
 def test_a_split_can_be_a_folder_or_a_compressed_file(tmp_path: Path) -> None:
     trees = sentences(3)
     (tmp_path / "train" / "b").mkdir(parents=True)

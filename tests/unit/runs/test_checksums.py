@@ -82,6 +82,60 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+STRAYS = (
+    *(".DS_Store", "._c", "Thumbs.db", "desktop.ini", ".nfs00af", "c~", ".c.swp", "#c#", "~$c"),
+    *("c (conflicted copy 2026-01-01)", "c (1)", "c.sync-conflict-20260101", "c.orig"),
+)
+STRAY_FOLDERS = (".ipynb_checkpoints", "__pycache__", "lost+found", "@eaDir", ".Trash-1000")
+
+
+def leave_strays(folder: Path) -> None:
+    """Add what operating systems, editors, and other tools leave in folders."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.with_name(f"{path.stem}-LAPTOP{path.suffix}").write_bytes(b"\0stray")
+    for parent in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        for name in STRAYS:
+            (parent / name).write_bytes(b"\0stray")
+        for name in STRAY_FOLDERS:
+            (parent / name).mkdir()
+            (parent / name / "c").write_bytes(b"\0stray")
+
+
+def test_what_other_programs_leave_behind_is_not_damage(folder: Path) -> None:
+    written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    with checksums.listed_files(folder) as clean:
+        assert clean == folder
+    leave_strays(folder / "b")
+    checksums.check(folder)
+    with checksums.listed_files(folder) as clean:
+        assert clean.name == folder.name
+        paths = [path for path in clean.rglob("*") if path.is_file()]
+        assert {path.relative_to(clean) for path in paths} == written - {Path(checksums.NAME)}
+        assert (clean / "a").read_bytes() == (folder / "a").read_bytes()
+    assert not clean.exists()
+
+
+def test_what_other_programs_leave_behind_is_not_listed(folder: Path) -> None:
+    before = (folder / checksums.NAME).read_text()
+    (folder / ".DS_Store").touch()
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "a-checkpoint").touch()
+    (folder / checksums.NAME).unlink()
+    checksums.write(folder)
+    assert (folder / checksums.NAME).read_text() == before
+
+
+def test_windows_line_endings_are_named_as_the_damage(folder: Path) -> None:
+    for name in (checksums.NAME, "b/d.json"):
+        text = (folder / name).read_bytes()
+        assert b"\n" in text
+        (folder / name).write_bytes(text.replace(b"\n", b"\r\n"))
+    with pytest.raises(
+        CorruptionError, match=r"b/d.json has other line endings: clone .* `-c core"
+    ):
+        checksums.check(folder)
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_detected_and_its_file_is_named(folder: Path, name: str) -> None:
     damage, message = DAMAGES[name]

@@ -117,6 +117,7 @@ def test_a_plan_without_commands_is_valid(tmp_path: Path) -> None:
 
 
 def test_a_sweep_can_be_stored_in_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").touch()
     assert choose_folder(tmp_path, ROWS) == tmp_path
     plan_sweep(tmp_path, ROWS, 1).store()
     assert Sweep.open(tmp_path).rows == ROWS

@@ -58,6 +58,8 @@ def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> N
     add(8, 4)
     assert newest_evaluation(run, "test") == short
     whole = add(8, 3)
+    # A tool that synchronizes folders may leave a copy.
+    shutil.copytree(whole, whole.with_name("test-step9-average3 (conflicted copy)"))
     # An evaluation of a later checkpoint alone does not hide the average.
     add(9, 1)
     assert newest_evaluation(run, "test") == whole
