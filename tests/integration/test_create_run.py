@@ -14,7 +14,9 @@ import transformer_jax
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.errors import DataError, UsageError
+from transformer_jax.progress import Note
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.loop import run_training
 
@@ -211,3 +213,29 @@ def test_a_part_that_cannot_be_called_is_named_and_leaves_no_run_folder(tmp_path
     expected = "This run uses train.optimizer 'nothing' of test_create_run.py. "
     assert any(note.startswith(expected) for note in error.value.__notes__)
     assert not (tmp_path / "run").exists()
+
+
+def test_normalization_travels_with_the_vocabulary_of_a_run(tmp_path: Path) -> None:
+    config = SMALL.change(data={"normalization": "spaces"})
+    path = create_run(config, tmp_path / "run", QUIET).path
+    tokenizer = RunFolder.open(path).vocabulary.source
+    odd, plain = tokenizer.encode(["one\u00a0\u200bhundred", "one hundred"])
+    assert odd == plain
+    with pytest.raises(UsageError, match=r"data.normalization none, not spaces: use "):
+        create_run(
+            config, tmp_path / "x", QUIET, init_from=write_untrained_run(tmp_path / "y").path
+        )
+
+
+def test_text_that_the_vocabulary_of_another_run_lacks_is_noted(tmp_path: Path) -> None:
+    other = write_untrained_run(tmp_path / "other", steps=(8,))
+    names = {"train": ("train.en", "train.de"), "dev": ("dev.en", "dev.de")}
+    for split, pair in names.items():
+        (tmp_path / pair[0]).write_text("one two three four\n" * 20)
+        (tmp_path / pair[1]).write_text(("\u65e5\u672c" if split == "dev" else "drei") + "\n" * 20)
+    text = {k: tuple(str(tmp_path / name) for name in pair) for k, pair in names.items()}
+    config = other.config.change(data={"corpus": "text", **text})
+    with pytest.warns(Note) as caught:
+        create_run(config, tmp_path / "next", QUIET, init_from=other.path)
+    (line,) = [str(warning.message) for warning in caught if "lacks" in str(warning.message)]
+    assert line.startswith("dev target: ")

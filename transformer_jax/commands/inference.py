@@ -105,12 +105,13 @@ class Translate(RunCommand):
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
         # Check all lines first, so that an error is reported before any translation is printed.
-        run.translator(**self.decode_changes).encode(lines, truncate=self.truncate)
+        count = 1 if self.n_best is None else self.n_best
+        translator = run.translator(**self.decode_changes)
+        translator.check(lines, num_best=count, truncate=self.truncate)
         num_short = 0
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
-            count = 1 if self.n_best is None else self.n_best
-            best = run.translate_best(chunk, count, truncate=self.truncate, **self.decode_changes)
+            best = translator.translate(run.params, chunk, num_best=count, truncate=self.truncate)
             for number, hypotheses in enumerate(best, start=start + 1):
                 for text, score in hypotheses:
                     line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"

@@ -37,6 +37,7 @@ class Prepare(FileCommand):
         config = rows[""].config
         with progress_bar():
             prepared = prepare_text(config.data)
+        prepared.note_unknown()
         report = prepared.report
         stdout.print(f"corpus      {report['corpus']}")
         for name, tokenizer in prepared.vocabulary.tokenizers.items():

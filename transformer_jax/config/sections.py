@@ -351,6 +351,15 @@ class DataConfig(ConfigSection):
     set. With `words`, the tokens are the most frequent words in the targets,
     which differs from the paper. Use `words` for targets that consist of
     symbols, such as linearized trees."""
+    normalization: Literal["none", "spaces", "nfc", "nfkc"] = "none"
+    """How text is normalized before it is split into tokens. With `spaces`, every
+    white-space character becomes a space, and invisible characters, such as the
+    zero-width space, are removed. `nfc` also combines letters with their
+    accents. `nfkc` (SentencePiece's nmt_nfkc) replaces invisible characters
+    with spaces, and it also replaces ligatures, full-width letters, and similar
+    characters. The vocabulary and its exports contain the rules, so the rules
+    apply to all text, and translations are normalized. All choices except
+    `none` differ from the paper."""
     bleu_tokenizer: Annotated[Literal["auto", "13a", "none", "intl", "char", "zh"], ON_RESUME] = (
         "auto"
     )

@@ -20,8 +20,9 @@ from transformer_jax.config.sections import MAX_BATCH_SHAPES
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, SplitWriter, read_tokens
-from transformer_jax.data.splits import Split
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.data.unknown import note_unknown
 from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.files import JsonObject
@@ -51,6 +52,14 @@ class Prepared(NamedTuple):
         # Only "\n" ends a line; `splitlines` would also split at other characters, such as U+2028.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
+
+    def note_unknown(self) -> None:
+        """Issue a note for each side of each split whose text the vocabulary lacks."""
+        for split in (split for split in SPLITS if split in self.report):
+            lines = ([], []) if split == "train" else self.lines(split)
+            sides = zip(SIDES, self.vocabulary, lines, self.tokens(split), strict=True)
+            for side, tokenizer, text, tokens in sides:
+                note_unknown(f"{split} {side}", tokenizer, text, tokens)
 
     def batches(self, config: Config) -> Batches:
         """Plan the batches of the training split."""

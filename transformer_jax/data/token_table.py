@@ -116,7 +116,7 @@ class TableTokenizer(Tokenizer):
         code, end = "", line.find("<<")
         if line.startswith(">>") and end >= 0:
             code, line = line[: end + 2], line[end + 2 :]
-        return [*filter(None, [code]), *self._processor.encode(line, out_type=str)]
+        return [*filter(None, [code]), *super().split(line)]
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Decode each sequence to a line, without special tokens."""

@@ -7,20 +7,25 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 3. leading and trailing spaces are removed;
 4. a run of characters that do not occur in the training text becomes " ⁇ ", which begins and ends
    with a space.
+5. `data.normalization` replaces characters (see `normalization`).
 """
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import io
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import sentencepiece
 
+from transformer_jax.data.normalization import Normalization, normalization_rules
 from transformer_jax.errors import DataError, TransformerJaxError
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
@@ -71,7 +76,13 @@ class Tokenizer:
             )
 
     @classmethod
-    def train(cls, lines: Iterable[str], vocab_size: int, unit: Unit = "subwords") -> "Tokenizer":
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        unit: Unit = "subwords",
+        normalization: Normalization = "none",
+    ) -> "Tokenizer":
         """Train a vocabulary of at most `vocab_size` tokens. A short text yields fewer tokens.
 
         If `unit` is "words", the tokens are the most frequent words in the lines. All other words
@@ -94,22 +105,23 @@ class Tokenizer:
                 raise
 
         try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=record_errors(),
-                model_writer=model,
-                model_type=MODEL_TYPES[unit],
-                vocab_size=vocab_size,
-                hard_vocab_limit=False,
-                character_coverage=1.0,
-                max_sentence_length=MAX_TRAINING_LINE,
-                normalization_rule_name="identity",
-                num_threads=1,
-                pad_id=PAD,
-                bos_id=BOS,
-                eos_id=EOS,
-                unk_id=UNKNOWN,
-                minloglevel=2,
-            )
+            with _normalization_options(normalization) as options:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=record_errors(),
+                    model_writer=model,
+                    model_type=MODEL_TYPES[unit],
+                    vocab_size=vocab_size,
+                    hard_vocab_limit=False,
+                    character_coverage=1.0,
+                    max_sentence_length=MAX_TRAINING_LINE,
+                    num_threads=1,
+                    pad_id=PAD,
+                    bos_id=BOS,
+                    eos_id=EOS,
+                    unk_id=UNKNOWN,
+                    minloglevel=2,
+                    **options,
+                )
         except RuntimeError as error:
             # SentencePiece wraps every exception that the iterator raises, even KeyboardInterrupt.
             if raised:
@@ -120,7 +132,8 @@ class Tokenizer:
                 f"cannot train a vocabulary of {vocab_size} tokens (data.vocab_size, or "
                 f"data.source_vocab_size for a separate source vocabulary) on this text: {reason}"
             ) from error
-        return cls(model.getvalue())
+        has_file = normalization in ("spaces", "nfc")
+        return cls(_without_file_name(model.getvalue()) if has_file else model.getvalue())
 
     @property
     def digest(self) -> str:
@@ -140,6 +153,10 @@ class Tokenizer:
         """Return the token IDs of each line, with `EOS` at the end."""
         return self._processor.encode(list(lines), add_eos=True)
 
+    def split(self, line: str) -> list[str]:
+        """Return the text of each token, without `EOS`; unknown tokens keep the line's text."""
+        return self._processor.encode(line, out_type=str)
+
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Decode each sequence to a line, without padding, BOS, or EOS."""
         return self._processor.decode([list(sequence) for sequence in tokens])
@@ -147,6 +164,26 @@ class Tokenizer:
     def to_texts(self, tokens: Sequence[int]) -> list[str]:
         """Return the text of each token. "▁" marks the start of a word, and `EOS` is "<EOS>"."""
         return [self._names.get(token) or self.token_texts[token] for token in tokens]
+
+
+@contextlib.contextmanager
+def _normalization_options(name: Normalization) -> Iterator[dict[str, Any]]:
+    """Yield the options that select a normalization, whose rules may be in a temporary file."""
+    if name not in ("spaces", "nfc"):
+        yield {"normalization_rule_name": {"none": "identity", "nfkc": "nmt_nfkc"}[name]}
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as file:
+        file.write(normalization_rules(name))
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
+
+
+def _without_file_name(model: bytes) -> bytes:
+    """Remove the name of the file of normalization rules, which differs between machines."""
+    messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+    content = messages.ModelProto.FromString(model)
+    content.normalizer_spec.ClearField("normalization_rule_tsv")
+    return content.SerializeToString(deterministic=True)
 
 
 def digest_files(*contents: bytes) -> str:

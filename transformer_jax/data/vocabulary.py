@@ -1,6 +1,6 @@
 """Train a vocabulary on a corpus, or load it from the cache.
 
-The files are `<cache>/vocabularies/<digest of text, sides, size, and unit>.{model,sha256}`.
+The files are `<cache>/vocabularies/<digest of text and options>.{model,sha256}`.
 """
 
 import hashlib
@@ -40,14 +40,18 @@ def train_vocabulary(corpus: Corpus, identity: str, config: DataConfig) -> Vocab
     """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
-        name = f"{digest(identity, vocab_size, *sides, unit)}.model"
+        # Without normalization, the digest is that of a config without this option.
+        changes = [] if config.normalization == "none" else [config.normalization]
+        name = f"{digest(identity, vocab_size, *sides, unit, *changes)}.model"
         path = cache_folder("vocabularies") / name
         if (tokenizer := _load_cached_tokenizer(path)) is not None:
             return tokenizer
         with lock(path):
             if (tokenizer := _load_cached_tokenizer(path)) is not None:
                 return tokenizer
-            tokenizer = Tokenizer.train(_sample(corpus, sides), vocab_size, unit)
+            tokenizer = Tokenizer.train(
+                _sample(corpus, sides), vocab_size, unit, config.normalization
+            )
             write_bytes(path, tokenizer.model)
             write_text(path.with_suffix(".sha256"), tokenizer.digest)
             return tokenizer

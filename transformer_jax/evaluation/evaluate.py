@@ -9,10 +9,12 @@ from typing import NamedTuple
 from transformer_jax import progress
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.data.encode import SIDES
 from transformer_jax.data.number_words import SEPARATOR, count_digits
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
+from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.evaluation.perplexity import (
     SentenceScore,
@@ -131,6 +133,9 @@ def read_text(run: Run, text: Split | Files) -> EvaluationText:
         batches = scoring_batches(*prepared.tokens(text))
         content = EvaluationText(text, f"{text} set", *prepared.lines(text), batches)
     check_task(run.config.data.task, content.sources, content.references)
+    texts = (content.sources, content.references)
+    for side, tokenizer, lines in zip(SIDES, run.vocabulary, texts, strict=True):
+        note_unknown(f"{content.title}, {side}", tokenizer, lines)
     return content
 
 

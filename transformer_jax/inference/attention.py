@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
+from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.translate import Translator, padded_length
 from transformer_jax.model.encoder_decoder import Params
@@ -136,6 +137,7 @@ def compute_attention(
         DataError: a sentence is blank or too long for the model.
         UsageError: the model does not attend to the source, or the weights are not finite.
     """
+    translator.check([source], truncate=truncate)
     [source_ids] = translator.encode([source], truncate=truncate)
     if not source_ids:
         raise DataError("the source sentence is blank: attention needs at least one token")
@@ -143,6 +145,7 @@ def compute_attention(
         target_ids = translator.translate_tokens(params, source_ids)
     else:
         target_ids = translator.encode_target(target, truncate=truncate)
+        note_unknown("the target", translator.vocabulary.target, [target])
     vocabulary = translator.vocabulary
     weights = _compute_weights(translator, params, source_ids, target_ids)
     # If the model computes NaN, a beam search finds no hypothesis, so the target has no tokens.

@@ -134,7 +134,7 @@ class Run:
         arguments in `decode`, such as `beam_size=1`, override fields of `DecodeConfig`. An invalid
         value raises a ConfigError.
         """
-        best = self.translator(**decode).translate(self.params, lines, truncate=truncate)
+        best = self.translate_best(lines, 1, truncate=truncate, **decode)
         return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
@@ -150,13 +150,7 @@ class Run:
         errors as `translate`.
         """
         translator = self.translator(**decode)
-        if num_best < 1:
-            raise UsageError(f"the number of translations must be positive, got {num_best}")
-        if num_best > (beam_size := translator.config.beam_size):
-            raise UsageError(
-                f"a beam of {beam_size} cannot return the {num_best} best translations; pass ",
-                Setting("beam_size", num_best),
-            )
+        translator.check(lines, num_best=num_best, truncate=truncate)
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
 
     def evaluate(self, split: Split | None = None, **decode: Option) -> "Evaluation":

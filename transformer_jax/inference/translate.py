@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax import progress
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
@@ -104,6 +105,24 @@ class Translator:
             raise ValueError(f"the vocabulary has {sizes} tokens, but the model has {expected}")
         self.model, self.vocabulary, self.config = model, vocabulary, config
         self.longest_source, self.longest_target = model.config.max_lengths
+
+    def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
+        """Check the arguments of `translate`, and note text that the vocabulary lacks.
+
+        Raises:
+            UsageError: `lines` is a single string, or `num_best` is not between 1 and the beam
+                size.
+            DataError: see `encode`.
+        """
+        if num_best < 1:
+            raise UsageError(f"the number of translations must be positive, got {num_best}")
+        if num_best > (beam_size := self.config.beam_size):
+            raise UsageError(
+                f"a beam of {beam_size} cannot return the {num_best} best translations; pass ",
+                Setting("beam_size", num_best),
+            )
+        self.encode(lines, truncate=truncate)
+        note_unknown("the source", self.vocabulary.source, lines)
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the tokens of each line, including `eos`. A blank line has no tokens.

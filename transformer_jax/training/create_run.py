@@ -47,8 +47,10 @@ def create_run(
     other = None if init_from is None else load(init_from, average_checkpoints=1)
     if other is not None:
         _check_same_function(config.model, other)
+        _check_same_normalization(config, other)
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare_text(config.data, vocabulary)
+    prepared.note_unknown()
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):
@@ -152,6 +154,17 @@ def _check_same_function(config: ModelConfig, other: Run) -> None:
                 f"not {ours[field]}: use ",
                 Setting(f"model.{field}", value),
             )
+
+
+def _check_same_normalization(config: Config, other: Run) -> None:
+    """Raise `UsageError` if the config asks for rules that the other run's vocabulary lacks."""
+    ours, theirs = config.data.normalization, other.config.data.normalization
+    if ours != theirs:
+        raise UsageError(
+            f"the vocabulary of {other.folder.path} was made with data.normalization {theirs}, "
+            f"not {ours}: use ",
+            Setting("data.normalization", theirs),
+        )
 
 
 def _function_fields(config: ModelConfig) -> dict[str, object]:

@@ -28,7 +28,7 @@ def record_training(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Stub out tokenizer training, and return a list that records the lines passed to each call."""
     samples: list[list[str]] = []
 
-    def train(lines: Iterator[str], _: int, __: str) -> Tokenizer:
+    def train(lines: Iterator[str], *_: object) -> Tokenizer:
         samples.append(list(lines))
         return TOKENIZER
 
