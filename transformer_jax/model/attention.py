@@ -1,8 +1,8 @@
 """Scaled dot-product attention and multi-head attention (section 3.2).
 
 Shapes: B batch, T queries, S keys, D d_model, H heads, G heads of keys and values (H in the paper),
-K d_k, V d_v. Masks are boolean arrays that
-are True where attention is allowed.
+K d_k, V d_v. Each head of keys and values serves H / G consecutive heads of queries. Masks are
+boolean arrays that are True where attention is allowed.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.linear import Dense
 from transformer_jax.model.operations import multiply_to_float32, sum_dtype
 
-Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S H K"]], Float[Array, "B H T S"]]
+Score = Callable[[Float[Array, "B T H K"], Float[Array, "B S G K"]], Float[Array, "B H T S"]]
 """A function that scores how well each query matches each key, in float32 or higher precision."""
 
 MakeScore = Callable[[ModelConfig], Score]
@@ -45,26 +45,31 @@ class Heads(NamedTuple):
     """
 
     query: Float[Array, "B T H K"]
-    key: Float[Array, "B S H K"]
-    value: Float[Array, "B S H V"]
+    key: Float[Array, "B S G K"]
+    value: Float[Array, "B S G V"]
     mask: Bool[Array, "#B #H #T S"]
     positions: Positions
 
 
 def dot_product(
-    query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+    query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key with their dot product, q k.
 
     The paper scales this score; see `scaled_dot_product`.
     """
+    batch, length, heads, width = query.shape
+    key_heads, repeats = key.shape[2], heads // key.shape[2]
+    # Do not repeat the keys: merge the heads that share them into one head with more queries.
+    query = jnp.moveaxis(query.reshape(batch, length, key_heads, repeats, width), 3, 1)
+    query = query.reshape(batch, repeats * length, key_heads, width)
     # Keep at least float32 precision, because bfloat16 would round large scores.
     multiply = partial(jnp.einsum, "bthk,bshk->bhts")
-    return multiply_to_float32(multiply, query, key)
+    return multiply_to_float32(multiply, query, key).reshape(batch, heads, length, key.shape[1])
 
 
 def scaled_dot_product(
-    query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+    query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
 ) -> Float[Array, "B H T S"]:
     """Score each query against each key with q k / sqrt(d_k).
 
@@ -88,11 +93,22 @@ def masked_softmax(
 
 
 def weighted_sum(
-    weights: Float[Array, "B H T S"], value: Float[Array, "B S H V"]
+    weights: Float[Array, "B H T S"], value: Float[Array, "B S G V"]
 ) -> Float[Array, "B T H V"]:
     """Return the weighted averages of the values (equation 1)."""
+    batch, heads, length, num_keys = weights.shape
+    _, _, value_heads, width = value.shape
+    # Do not repeat the values: merge the heads that share them into one head with more queries.
+    shape = batch, value_heads, heads // value_heads * length, num_keys
+    weights = weights.astype(value.dtype).reshape(shape)
     # "bhtv" is the axis order of the matrix product. For "bthv", `einsum` would swap the operands.
-    return jnp.einsum("bhts,bshv->bhtv", weights.astype(value.dtype), value).swapaxes(1, 2)
+    average = jnp.einsum("bhts,bshv->bhtv", weights, value)
+    return average.reshape(batch, heads, length, width).swapaxes(1, 2)
+
+
+def repeat_heads(x: Float[Array, "B S G K"], num_heads: int) -> Float[Array, "B S H K"]:
+    """Repeat each head of keys or values for the heads of queries that share it."""
+    return jnp.repeat(x, num_heads // x.shape[2], axis=2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -143,11 +159,6 @@ class MultiHeadAttention(nn.Module):
         key = self.key(memory)
         return self.key_norm(key) if self.config.query_key_norm else key, self.value(memory)
 
-    def share_heads(self, x: Float[Array, "B S G K"]) -> Float[Array, "B S H K"]:
-        """Repeat each head of the keys or values for the consecutive query heads that share it."""
-        repeats = self.config.num_heads // x.shape[2]
-        return x if repeats == 1 else jnp.repeat(x, repeats, axis=2)
-
     def attend(
         self,
         x: Float[Array, "B T D"],
@@ -164,7 +175,6 @@ class MultiHeadAttention(nn.Module):
         """
         if positions is None:
             positions = Positions(jnp.arange(x.shape[1]), jnp.arange(key.shape[1]))
-        key, value = self.share_heads(key), self.share_heads(value)
         heads = Heads(self.project_queries(x), key, value, mask, positions)
         # Contracting the head and value axes is equivalent to concatenating the heads and
         # multiplying by W^O.

@@ -2,7 +2,7 @@
 
 Both scores differ from the paper, which uses a scaled dot product. Both scores take projected
 queries and keys, so decoding with a cache projects the encoder's output only once.
-Shapes: B batch, T queries, S keys, H heads, K d_k.
+Shapes: B batch, T queries, S keys, H heads, G heads of keys, K d_k.
 """
 
 import jax
@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import dot_product
+from transformer_jax.model.attention import dot_product, repeat_heads
 from transformer_jax.model.operations import sum_dtype
 
 
@@ -22,7 +22,7 @@ class General(nn.Module):
 
     @nn.compact
     def __call__(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
     ) -> Float[Array, "B H T S"]:
         c = self.config
         init = nn.initializers.xavier_uniform(batch_axis=0)
@@ -42,11 +42,12 @@ class Additive(nn.Module):
 
     @nn.compact
     def __call__(
-        self, query: Float[Array, "B T H K"], key: Float[Array, "B S H K"]
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
     ) -> Float[Array, "B H T S"]:
         c = self.config
         init = nn.initializers.normal(c.d_k**-0.5)
-        return additive(query, key, self.param("vector", init, (c.num_heads, c.d_k)))
+        vector = self.param("vector", init, (c.num_heads, c.d_k))
+        return additive(query, repeat_heads(key, c.num_heads), vector)
 
 
 # Recompute tanh in the backward pass, because its result, [B, H, T, S, K], is the largest array.

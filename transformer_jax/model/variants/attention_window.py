@@ -81,8 +81,7 @@ class WindowedAttention(MultiHeadAttention):
         batch, length, _ = x.shape
         size = block_size(length, self.window)
         key, value = (
-            join_neighbors(split_blocks(self.share_heads(y), size))
-            for y in self.project_keys_and_values(memory)
+            join_neighbors(split_blocks(y, size)) for y in self.project_keys_and_values(memory)
         )
         query = split_blocks(self.project_queries(x), size)
         allowed, keys = neighborhood_mask(mask, self.window, size)

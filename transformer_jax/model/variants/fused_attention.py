@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import Heads, MultiHeadAttention
+from transformer_jax.model.attention import Heads, MultiHeadAttention, repeat_heads
 from transformer_jax.model.variants.blockwise_attention import Inputs, blockwise_attention
 
 
@@ -25,6 +25,7 @@ class BlockwiseAttention(MultiHeadAttention):
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
         """Return Attention(Q, K, V) for each head, up to rounding."""
         query, key, value, mask, _ = heads
+        key, value = (repeat_heads(x, query.shape[2]) for x in (key, value))
         shape = (len(query), query.shape[2], query.shape[1], key.shape[1])
         rng, scale = self.dropout.draw_key(shape, train=train), score_scale(self.config)
         return blockwise_attention(Inputs(query, key, value), mask, rng, scale, self.dropout.rate)

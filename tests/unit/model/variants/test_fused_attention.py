@@ -12,9 +12,9 @@ from models import make_self_attention
 from oracles import SMALL_MODEL, apply, drawn_params, floats, normal
 
 
-@pytest.mark.parametrize("length", [5, 6])
+@pytest.mark.parametrize(("length", "num_kv_heads"), [(5, None), (6, 1)])
 def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
-    length: int, monkeypatch: pytest.MonkeyPatch
+    length: int, num_kv_heads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuDNN requires a GPU, so this test uses JAX's own implementation instead."""
     lengths = []
@@ -27,7 +27,8 @@ def test_cudnn_gets_even_lengths_and_gives_the_output_of_full_attention(
         return reference(query, key, *arrays, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
-    config = replace(SMALL_MODEL, dtype="bfloat16", attention_score="dot_product")
+    config = replace(SMALL_MODEL, dtype="bfloat16", num_kv_heads=num_kv_heads)
+    config = replace(config, attention_score="dot_product")
     x, memory = normal(0, 2, length, 16), normal(1, 2, 7, 16)
     mask = jnp.arange(7)[None, None, None] < jnp.asarray([7, 4])[:, None, None, None]
     model = make_self_attention(config)

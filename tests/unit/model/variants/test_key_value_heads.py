@@ -13,7 +13,7 @@ from models import SOURCE, TARGET, VOCABULARY, causal, make_model, make_self_att
 from oracles import SMALL_MODEL, apply, drawn_params, floats, initial_params, normal
 
 import transformer_jax as tj
-from transformer_jax.model.attention import Heads
+from transformer_jax.model.attention import Heads, dot_product, repeat_heads, weighted_sum
 from transformer_jax.model.inspect import attention_weights
 
 HEADS = {"num_heads": 4, "d_k": 4, "d_v": 6}
@@ -47,6 +47,13 @@ def test_shared_heads_equal_heads_with_repeated_parameters(
         repeated[name] = {"kernel": jnp.asarray(kernel, jnp.float32)}
     expected = apply(make_self_attention(config), repeated, x, x, causal())
     np.testing.assert_allclose(apply(shared, params, x, x, causal()), expected, atol=1e-5)
+
+
+def test_keys_and_values_are_not_repeated_in_memory() -> None:
+    query, key, value = normal(0, 2, 3, 8, 4), normal(1, 2, 50, 2, 4), normal(2, 2, 50, 2, 4)
+    traced = jax.make_jaxpr(lambda q, k, v: weighted_sum(dot_product(q, k), v))(query, key, value)
+    scores = 2 * 8 * 3 * 50
+    assert max(x.aval.size for e in traced.eqns for x in e.outvars) == scores < 4 * key.size
 
 
 def start_decoding(model: Any, params: Any, **sizes: int) -> Any:
@@ -94,7 +101,7 @@ class SigmoidAttention(tj.MultiHeadAttention):
         scores = jnp.where(heads.mask, self.score(heads.query, heads.key), -1e9)
         weights = jax.nn.sigmoid(scores)
         self.sow("intermediates", "weights", weights)
-        return jnp.einsum("bhts,bshv->bthv", weights, heads.value)
+        return jnp.einsum("bhts,bshv->bthv", weights, repeat_heads(heads.value, 4))
 
 
 class SecretAttention(SigmoidAttention):
