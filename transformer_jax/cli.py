@@ -13,7 +13,7 @@ from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config import Row
 from transformer_jax.config.loading import import_file, import_inherited
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.console import run_and_report, stderr, stdout
+from transformer_jax.console import run_and_report, stderr, stdout, use_utf8
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
 
@@ -24,6 +24,8 @@ VERSION = {"version", "-v", "--version"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Print any error as a one-line message."""
+    if arguments is None:
+        use_utf8()
     return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import locale
 import os
 import re
 import shlex
@@ -124,6 +125,19 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
+def use_utf8() -> None:
+    """Restart this process in Python's UTF-8 mode if the locale uses another encoding.
+
+    Otherwise, Python and libraries would use the locale's encoding for the names of files, standard
+    streams, and the contents of some files. Child processes inherit the mode.
+    """
+    encodings = {sys.getfilesystemencoding(), locale.getencoding()}
+    is_utf8 = {name.replace("-", "").lower() for name in encodings} == {"utf8"}
+    if not is_utf8 and not sys.flags.utf8_mode and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
+
+
 def _prepare_streams() -> None:
     """Make sure that any text can be printed to the standard streams."""
     # If the shell closed a stream, as with `<&-`, Python sets the stream to None. Without a
@@ -133,7 +147,8 @@ def _prepare_streams() -> None:
         if getattr(sys, name) is None:
             # Escape characters that the encoding cannot represent, as Python's own stderr does.
             errors = "backslashreplace"
-            stream = Path(os.devnull).open(mode, errors=errors)  # noqa: SIM115 - never closed
+            null = Path(os.devnull)
+            stream = null.open(mode, encoding="utf-8", errors=errors)
             setattr(sys, name, stream)
     # Escape characters that the locale's encoding cannot represent. By default, only stderr escapes
     # such characters.

@@ -104,7 +104,7 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
     If another process holds the lock, call `on_wait`, and wait.
     """
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         if not try_lock(file):
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -120,7 +120,7 @@ def describe_machine() -> dict[str, Any]:
     processor = platform.processor()
     memory = None
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         processor = models[0] if models else processor
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)

@@ -71,7 +71,7 @@ class Startup:
 def resident_bytes() -> int:
     """Return the peak resident memory of this process, in bytes."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
     except (OSError, StopIteration):
         # On systems other than Linux, use `ru_maxrss`, which is in bytes on macOS and in KiB

@@ -296,7 +296,10 @@ def test_no_trainer_outlives_its_supervisor(
 def is_alive(pid: int) -> bool:
     try:
         # A zombie process counts as ended, even if its new parent has not reaped it yet.
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+            != "Z"
+        )
     except OSError:
         return False
 

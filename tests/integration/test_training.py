@@ -33,7 +33,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SUPPORT))
-    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n", encoding="utf-8")
     # The run has fewer scheduled checkpoints than `decode.average_checkpoints`, and no test set.
     short = ["--train.steps", "2", "--decode.average_checkpoints", "3", "--decode.beam-size", "1"]
     folder = write_treebank(tmp_path / "trees", test=0)
@@ -66,7 +66,7 @@ def test_train_with_resume_starts_continues_and_leaves_a_finished_run_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SUPPORT))
-    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n", encoding="utf-8")
     command = ["train", "mine.py", "--out", "run", "--resume"]
     with monkeypatch.context() as patch:
         signal_at_step(patch, 5, signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_train_with_resume_names_the_fields_that_differ_from_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(SUPPORT))
-    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n")
+    Path("mine.py").write_text("from example_configs import SMALL as CONFIG\n", encoding="utf-8")
     copytree(half_run, "run")
     changes = ["--model.d-k", "4", "--data.vocab-size", "63", "--train.seed", "7"]
     assert main(["train", "mine.py", "--out", "run", "--resume", *changes]) == 2
@@ -113,7 +113,8 @@ def test_train_with_resume_continues_a_run_whose_vocabulary_is_smaller_than_requ
     size = 5000 if not options else 65
     Path("mine.py").write_text(
         "from example_configs import SMALL\n"
-        f"CONFIG = SMALL.change(data={{'vocab_size': {size}}}, train={{'steps': 1}})\n"
+        f"CONFIG = SMALL.change(data={{'vocab_size': {size}}}, train={{'steps': 1}})\n",
+        encoding="utf-8",
     )
     copytree(half_run, "other")
     command = ["train", "mine.py", "--out", "run", "--resume", *options]

@@ -7,6 +7,7 @@ machine, so line 1 of a TFDS test set is not line 1 of the published file.
 
 import contextlib
 import importlib
+import locale
 import logging
 import re
 import sys
@@ -219,7 +220,7 @@ def _download_and_prepare(builder: Builder) -> None:
     try:
         downloader.MAX_RETRIES = RETRIES
         logger.setLevel(logging.ERROR)
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _utf8_locale():
             builder.download_and_prepare(download_config=config)
     except OSError as error:
         # Exceptions raised by `requests` are OSErrors that contain the failed request.
@@ -237,6 +238,21 @@ def _download_and_prepare(builder: Builder) -> None:
     finally:
         downloader.MAX_RETRIES = retries
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _utf8_locale() -> Iterator[None]:
+    """Let TFDS read text files as UTF-8. It does not name their encoding, which is UTF-8."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    # No locale has the same name on all systems.
+    for name in ("C.UTF-8", "UTF-8", "en_US.UTF-8"):
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_CTYPE, name)
+            break
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def _root_cause(error: BaseException) -> str:

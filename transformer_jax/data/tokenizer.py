@@ -38,7 +38,7 @@ MAX_TRAINING_LINE = 4192
 # This program loads an untrusted model in a separate process, with at most 2 GiB of memory. The
 # program's command-line arguments are the entries of `sys.path`. The program prints "ready" once
 # its imports succeed.
-PROBE = """
+PROBE = r"""
 import resource, sys
 sys.path[:] = sys.argv[1:]
 import sentencepiece
@@ -46,7 +46,7 @@ print("ready", flush=True)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 p = sentencepiece.SentencePieceProcessor(model_proto=sys.stdin.buffer.read())
-p.encode("Two words, ½ and \u2581 \U0001f600.")
+p.encode("Two words, \u00bd and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 p.id_to_piece(list(range(len(p))))
 """

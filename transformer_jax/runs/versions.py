@@ -28,11 +28,11 @@ def source_commit() -> str:
     try:
         for command in (is_tracked, describe):
             output = subprocess.run(  # noqa: S603 - the commands are constant
-                command, cwd=file.parent, capture_output=True, text=True, check=True
+                command, cwd=file.parent, capture_output=True, check=True
             ).stdout
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return output.strip()
+    return output.decode(errors="replace").strip()
 
 
 def current_versions() -> dict[str, str]:

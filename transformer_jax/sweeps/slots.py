@@ -40,9 +40,10 @@ def find_slots(limit: int | None = None) -> list[Slot]:
     """
     # Count the devices in a child process, so that JAX does not reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    child = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    errors = child.stderr.decode(errors="replace").strip()
     if child.returncode:
-        reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        reason = (errors.splitlines() or ["no message"])[-1]
         raise StorageError(f"JAX finds no device: {reason}")
     backend, num_devices = json.loads(child.stdout.splitlines()[-1])
     return make_slots(backend, num_devices, limit)

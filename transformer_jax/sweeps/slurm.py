@@ -176,10 +176,11 @@ def list_jobs() -> set[str]:
     """Return the IDs of all pending and running jobs, formatted like `RunStatus.job`."""
     # List all jobs, because squeue fails if a job passed to `--jobs` has ended.
     command = [_find_program("squeue"), "--noheader", "--array", "--format=%i"]
-    squeue = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    squeue = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    output, errors = (x.decode(errors="replace") for x in (squeue.stdout, squeue.stderr))
     if squeue.returncode:
-        raise ConnectionFailedError(f"Slurm does not respond: {_join_lines(squeue.stderr)}")
-    return set(squeue.stdout.split())
+        raise ConnectionFailedError(f"Slurm does not respond: {_join_lines(errors)}")
+    return set(output.split())
 
 
 def submit(

@@ -40,7 +40,7 @@ def dev_sweep(tmp_path: Path) -> Sweep:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return list(csv.reader(file))
 
 

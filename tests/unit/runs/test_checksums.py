@@ -38,7 +38,7 @@ def flip(path: Path, rng: random.Random) -> None:
 
 
 def append(path: Path, line: str) -> None:
-    path.write_text(path.read_text() + line)
+    path.write_text(path.read_text(encoding="utf-8") + line, encoding="utf-8")
 
 
 def swap(folder: Path) -> None:

@@ -287,7 +287,7 @@ def import_part(file: Path, code: str) -> None:
             del registry._parts[field][name]
     registry._digests.clear()
     os.environ[IMPORTS] = ""
-    file.write_text(code)
+    file.write_text(code, encoding="utf-8")
     import_file(str(file))
 
 
