@@ -24,7 +24,7 @@ from transformer_jax.data.corpora import CORPORA
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
 from transformer_jax.sharing.marian_format import export_marian
-from transformer_jax.sharing.safetensors_format import export_safetensors, read_safetensors
+from transformer_jax.sharing.packaging import export_safetensors, read_safetensors
 from transformer_jax.sharing.verify import (
     CTranslate2System,
     MarianSystem,

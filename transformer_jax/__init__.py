@@ -66,7 +66,7 @@ from transformer_jax.registry import register
 
 if TYPE_CHECKING:
     from transformer_jax.analysis.comparison import compare
-    from transformer_jax.analysis.head_importance import head_importance
+    from transformer_jax.analysis.head_importance import head_importance, mask_heads
     from transformer_jax.analysis.plots import plot_losses, plot_positions, plot_schedule
     from transformer_jax.api import Report, report, sweep, train
     from transformer_jax.evaluation.tasks import Task
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from transformer_jax.model.attention import MultiHeadAttention
     from transformer_jax.model.build import PositionScheme, build_transformer
     from transformer_jax.model.dropout import Dropout
-    from transformer_jax.model.head_mask import mask_heads
     from transformer_jax.model.layers import FeedForward
     from transformer_jax.model.linear import Dense
     from transformer_jax.model.losses import Loss
@@ -149,7 +148,7 @@ __getattr__ = lazy_exports(
         "compare": "analysis.comparison",
         "head_importance": "analysis.head_importance",
         "load": "inference.trained_run",
-        "mask_heads": "model.head_mask",
+        "mask_heads": "analysis.head_importance",
         "plot_losses": "analysis.plots",
         "plot_positions": "analysis.plots",
         "plot_schedule": "analysis.plots",

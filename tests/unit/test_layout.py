@@ -10,7 +10,11 @@ PACKAGE = ROOT / "transformer_jax"
 UNIT = ROOT / "tests" / "unit"
 # These files test something other than a module, a subpackage, or a config.
 OTHERS = {
+    "analysis/test_head_mask.py": "parameters without some heads",
     "model/variants/test_key_value_heads.py": "heads that share keys; foreign attention",
+    "model/variants/test_output_bias.py": "the options of Marian models",
+    "model/variants/test_pre_norm.py": "normalization before each sub-layer",
+    "sharing/test_safetensors_format.py": "the safetensors format",
     "test_layout.py": "the paths of the files in this folder",
     "test_wheel.py": "the wheel, which contains the package and its data",
 }
@@ -43,12 +47,12 @@ def test_each_file_is_at_the_path_of_the_module_that_it_tests() -> None:
     ("path", "expected"),
     [
         ("test_cli.py", True),
-        ("model/variants/test_pre_norm.py", True),
+        ("model/variants/test_sub_layers.py", True),
         ("model/test_variants.py", True),
         ("distributed/test_private_jax.py", True),
         ("configs/test_table3.py", True),
-        ("test_pre_norm.py", False),
-        ("model/test_pre_norm.py", False),
+        ("test_sub_layers.py", False),
+        ("model/test_sub_layers.py", False),
         ("test_table3.py", False),
         ("model/variants/test_nothing.py", False),
     ],

@@ -1,17 +1,20 @@
 """Measure which attention heads matter: mask each head alone, and then mask many heads together.
 
-Michel et al. (2019) found that many heads can be removed from a trained model. `model.head_mask`
-masks heads by zeroing parameters, so all masks share one compiled program.
+Michel et al. (2019) found that many heads can be removed from a trained model. `mask_heads` masks
+heads by zeroing parameters, so all masks share one compiled program.
 
-Shapes: L layers, H heads per layer, P numbers of masked heads (0, 1, 2, ...).
+Shapes: L layers, H heads per layer, P numbers of masked heads (0, 1, 2, ...). The first axis of a
+mask corresponds to the kinds of attention, in the order of `KINDS`.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer_jax import progress
 from transformer_jax.data.splits import Split
@@ -19,12 +22,22 @@ from transformer_jax.errors import Setting, UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.model.head_mask import KINDS, mask_heads
+from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.visualization.attention_figures import draw_heads
 from transformer_jax.visualization.style import Picture
 
 NUM_SENTENCES = 256
 MARGIN = 0.05
+
+KINDS = ("encoder", "decoder", "cross")
+"""The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
+
+# For each kind of attention, the stack that uses it and the name of its module in each layer.
+MODULES = {
+    "encoder": ("encoder", "self_attention"),
+    "decoder": ("decoder", "self_attention"),
+    "cross": ("decoder", "cross_attention"),
+}
 
 
 class Head(NamedTuple):
@@ -74,6 +87,46 @@ class HeadImportance:
         """Plot a heat map for each kind of attention, and the loss by number of masked heads."""
         increases = dict(zip(KINDS, self.masked_losses - self.loss, strict=True))
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
+
+
+def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
+    """Return a copy of the parameters in which heads whose mask is False have no effect.
+
+    Head i contributes head_i W_i^O to the output of its sub-layer (section 3.2.2), where W_i^O are
+    the rows of W^O that belong to head i. Zeroing the rows of a head is exactly equivalent to
+    zeroing the head's output. The other parameters are shared with `params`, not copied.
+
+    Raises:
+        UsageError: the model has no attention heads, the two stacks have different numbers of
+            layers, or the mask's shape does not match the model's layers and heads.
+    """
+    if "self_attention" not in params.get("encoder_0", {}):
+        raise UsageError(
+            "this model has no attention heads: only those of a Transformer can be masked"
+        )
+    num_layers, num_decoder_layers = (
+        sum(re.fullmatch(rf"{stack}_\d+", name) is not None for name in params)
+        for stack in ("encoder", "decoder")
+    )
+    if num_layers != num_decoder_layers:
+        raise UsageError(
+            f"heads can be masked only if both stacks have the same number of layers, but this "
+            f"model has {num_layers} and {num_decoder_layers}"
+        )
+    num_heads = params["encoder_0"]["self_attention"]["output"]["kernel"].shape[0]
+    expected = (len(KINDS), num_layers, num_heads)
+    if mask.shape != expected:
+        raise UsageError(f"the head mask must have the shape {expected}, got {mask.shape}")
+    masked = dict(params)
+    for kind, of_layers in zip(KINDS, mask, strict=True):
+        stack, module = MODULES[kind]
+        for i, of_heads in enumerate(of_layers):
+            layer = masked[f"{stack}_{i}"]
+            output = layer[module]["output"]
+            kernel = jnp.where(of_heads[:, None, None], output["kernel"], 0.0)
+            attention = {**layer[module], "output": {**output, "kernel": kernel}}
+            masked[f"{stack}_{i}"] = {**layer, module: attention}
+    return masked
 
 
 def head_importance(

@@ -71,7 +71,7 @@ class Export(CheckpointCommand):
     def _export(self, run: "Run", out: Path) -> str | None:
         """Export the model; return the result of the verification, or None if it is skipped."""
         if self.format == "safetensors":
-            from transformer_jax.sharing.safetensors_format import (
+            from transformer_jax.sharing.packaging import (
                 export_safetensors,
                 read_safetensors,
             )
@@ -150,8 +150,7 @@ class Import(PathCommand):
         check_available(out)
         from transformer_jax.runs.versions import current_versions
         from transformer_jax.sharing.marian_import import is_marian, read_marian
-        from transformer_jax.sharing.packaging import package_run
-        from transformer_jax.sharing.safetensors_format import read_safetensors
+        from transformer_jax.sharing.packaging import package_run, read_safetensors
 
         if is_marian(self.source):
             run, versions = read_marian(self.source), current_versions()

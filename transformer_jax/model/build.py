@@ -30,11 +30,13 @@ from transformer_jax.model.variants import positional_encodings, relative_positi
 from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
-from transformer_jax.model.variants.output_bias import BiasedTransformer
 from transformer_jax.model.variants.positional_encodings import AddNothing
-from transformer_jax.model.variants.pre_norm import NormAndAdd
-from transformer_jax.model.variants.remat import RematDecoderLayer, RematEncoderLayer
-from transformer_jax.model.variants.sub_layers import GatedFeedForward, rms_norm
+from transformer_jax.model.variants.sub_layers import (
+    BiasedTransformer,
+    GatedFeedForward,
+    NormAndAdd,
+    rms_norm,
+)
 from transformer_jax.registry import Registry
 
 
@@ -93,6 +95,11 @@ NORMS.register("rms_norm")(rms_norm)
 RESIDUALS = Registry[type[AddAndNorm]]("model.layer_norm")
 RESIDUALS.register("post")(AddAndNorm)
 RESIDUALS.register("pre")(NormAndAdd)
+
+# These layers recompute their activations in the backward pass instead of storing them.
+# `static_argnums` contains the index of the Python bool `train`. Argument 0 is the module itself.
+RematEncoderLayer = nn.remat(EncoderLayer, static_argnums=(3,))
+RematDecoderLayer = nn.remat(DecoderLayer, static_argnums=(5,))
 
 
 def choose_components(config: ModelConfig) -> Components:

@@ -7,6 +7,9 @@ The folder contains:
     tokenizer.model      the vocabulary
     checkpoints/120/     the parameters, without optimizer state
     SHA256SUMS           digests of all files, for `sha256sum -c SHA256SUMS`
+
+For other programs, a folder in safetensors format contains only run.json, tokenizer.model, and
+model.safetensors: the parameters in float32, by flat name.
 """
 
 import re
@@ -16,9 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
-from transformer_jax.errors import UsageError
+from transformer_jax.baselines.build import build_model
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
+from transformer_jax.optional import require_library
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import Dtype, Package, RunFolder
@@ -28,10 +35,17 @@ from transformer_jax.sharing.model_card import (
     find_scores,
     write_card,
 )
+from transformer_jax.sharing.parameters import (
+    flatten_params,
+    read_arrays,
+    unflatten_params,
+    write_arrays,
+)
 
 # Patterns for license (SPDX) and language (BCP 47) identifiers on the Hugging Face Hub.
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]+)*")
+WEIGHTS = "model.safetensors"
 
 
 def package_run(
@@ -107,3 +121,35 @@ def build_package(
         package=Package(run.steps, dtype),
         versions=run.folder.software_versions if versions is None else versions,
     )
+
+
+def export_safetensors(run: Run, path: Path) -> None:
+    """Write a run's parameters, description, and vocabulary to a new folder.
+
+    Raises:
+        UsageError: the folder exists, or safetensors is not installed.
+        StorageError: the folder cannot be written.
+    """
+    require_library("safetensors")
+    with build_package(run, path) as folder:
+        metadata = {"sha256": digest_params(run.params)}
+        write_arrays(folder.path / WEIGHTS, flatten_params(run.params), metadata)
+
+
+def read_safetensors(path: Path) -> Run:
+    """Read a folder that `export_safetensors` wrote, without executing anything in it.
+
+    Raises:
+        UsageError: the path is not an exported model, or safetensors is not installed.
+        StorageError: a file is damaged or cannot be read, or its parameters do not match the
+            config.
+    """
+    folder, weights = RunFolder.open(path), path / WEIGHTS
+    if folder.package is None or not weights.is_file():
+        raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
+    model = build_model(folder.config.model, **folder.vocabulary.sizes)
+    arrays, metadata = read_arrays(weights, parameter_shapes(abstract_params(model)))
+    params = unflatten_params(arrays)
+    if metadata.get("sha256") != digest_params(params):
+        raise StorageError(f"{weights} is damaged: it differs from what was written")
+    return Run(folder, jax.tree.map(jnp.asarray, params), folder.package.steps)

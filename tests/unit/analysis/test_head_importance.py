@@ -10,12 +10,16 @@ from example_configs import SMALL
 from run_files import write_untrained_run
 
 from transformer_jax import load
-from transformer_jax.analysis.head_importance import Head, HeadImportance, head_importance
+from transformer_jax.analysis.head_importance import (
+    Head,
+    HeadImportance,
+    head_importance,
+    mask_heads,
+)
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import score_sentences, scoring_batches
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.model.head_mask import mask_heads
 from transformer_jax.progress import report_to
 
 

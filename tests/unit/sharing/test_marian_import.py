@@ -23,8 +23,8 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
 from transformer_jax.sharing.marian_format import export_marian
 from transformer_jax.sharing.marian_import import read_marian
+from transformer_jax.sharing.packaging import export_safetensors, read_safetensors
 from transformer_jax.sharing.parameters import read_torch_arrays
-from transformer_jax.sharing.safetensors_format import export_safetensors, read_safetensors
 from transformer_jax.sharing.verify import (
     CTranslate2System,
     MarianSystem,

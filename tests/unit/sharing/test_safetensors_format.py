@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from transformer_jax.cli import main
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.sharing.safetensors_format import export_safetensors, read_safetensors
+from transformer_jax.sharing.packaging import export_safetensors, read_safetensors
 from transformer_jax.training.create_run import create_run
 
 

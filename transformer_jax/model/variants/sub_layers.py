@@ -1,20 +1,46 @@
-"""A normalization and feed-forward networks that differ from the paper.
+"""Norms, feed-forward networks, and a linear layer before the softmax that differ from the paper.
 
-Shapes: B batch, T positions, D d_model.
+Shapes: B batch, T positions, D d_model, N vocab_size.
 """
+
+from collections.abc import Callable
 
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.layers import FeedForward
+from transformer_jax.model.layers import AddAndNorm, FeedForward, MakeNorm
 from transformer_jax.model.linear import Dense
+from transformer_jax.model.transformer import Transformer
 
 
 def rms_norm(config: ModelConfig, *, name: str | None = None) -> nn.RMSNorm:
     """Return a module for x / sqrt(mean(x^2) + epsilon) * g (Zhang and Sennrich 2019)."""
     return nn.RMSNorm(epsilon=config.layer_norm_epsilon, dtype=config.dtype, name=name)
+
+
+class NormAndAdd(AddAndNorm):
+    """x + Dropout(Sublayer(Norm(x))), with another norm after each stack (Xiong et al. 2020)."""
+
+    def setup(self) -> None:
+        self.norm = self.make_norm(self.config)
+        self.dropout = Dropout(self.config.dropout)
+
+    def enter(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Return the sub-layer's input: Norm(x)."""
+        return self.norm(x)
+
+    def leave(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
+    ) -> Float[Array, "B T D"]:
+        """Add the sub-layer's output y to x."""
+        return x + self.dropout(y, train=train)
+
+    @staticmethod
+    def make_final_norm(config: ModelConfig, make_norm: MakeNorm, /) -> Callable[[Array], Array]:
+        """Return a normalization module to apply after the last layer of each stack."""
+        return make_norm(config)
 
 
 class GatedFeedForward(FeedForward):
@@ -32,3 +58,16 @@ class GatedFeedForward(FeedForward):
         x = gate * Dense((c.d_ff,), c.dtype, use_bias=bias, name="inner")(x)
         x = Dropout(c.activation_dropout)(x, train=train)
         return Dense((c.d_model,), c.dtype, use_bias=bias, name="outer")(x)
+
+
+class BiasedTransformer(Transformer):
+    """A Transformer that, like Marian, adds a learned per-token bias to the logits."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.vocab_size,))
+
+    def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
+        """Return the logits for the last decoder layer's output."""
+        logits = super().to_logits(x)
+        return logits + self.output_bias.astype(logits.dtype)[None, None]

@@ -9,9 +9,9 @@ import pytest
 from models import SOURCE, TARGET, make_model
 from oracles import apply
 
+from transformer_jax.analysis.head_importance import KINDS, MODULES, mask_heads
 from transformer_jax.errors import UsageError
 from transformer_jax.model.attention import Heads, MultiHeadAttention
-from transformer_jax.model.head_mask import KINDS, MODULES, mask_heads
 from transformer_jax.visualization.attention_views import Kind
 
 NUM_LAYERS, NUM_HEADS = 2, 3
