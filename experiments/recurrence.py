@@ -28,7 +28,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError, storage_errors
 from transformer_jax.evaluation.evaluate import score_by_length
 from transformer_jax.evaluation.perplexity import SentenceScore
-from transformer_jax.evaluation.scores import score
+from transformer_jax.evaluation.scores import choose_tokenizer, score
 from transformer_jax.files import write_text
 from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.reports.footnotes import STATISTICS
@@ -144,7 +144,8 @@ def read_scores(run: SweepRun) -> RunScores:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
     intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times))]
     sentences = list(read_sentences(run, "test"))
-    tokenizer = bleu_tokenizer(run.config.data)
+    references = [sentence.reference for sentence in sentences]
+    tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), references)
     return RunScores(
         seed=run.seed,
         dev_bleu=dev_bleu,

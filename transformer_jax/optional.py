@@ -11,6 +11,8 @@ from transformer_jax.errors import UsageError, summarize_error
 REQUIREMENTS = {
     "JAX's CUDA plugin": "'jax[cuda13]'",
     "libtpu": "'jax[tpu]'",
+    "MeCab": "'sacrebleu[ja]'",
+    "mecab_ko": "'sacrebleu[ko]'",
     "torch": "'torch>=2.10'",
     "transformers": "'transformers>=5'",
 }

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.evaluation.scores import sacrebleu_metrics, score
+from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics, score
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 
@@ -97,7 +97,8 @@ def score_by_length(sweep: Sweep) -> Study:
     limit = config.data.max_length
     buckets, excluded = split_by_length(lengths, limit)
     metric: Score = "exact" if config.data.corpus == "number_words" else "bleu"
-    tokenizer = bleu_tokenizer(config.data)
+    references = [sentence.reference for sentence in finished[0]]
+    tokenizer = choose_tokenizer(bleu_tokenizer(config.data), references)
     curves = {
         scheme: [
             _group_by_score(

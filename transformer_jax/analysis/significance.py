@@ -14,7 +14,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation, prepare_split
 from transformer_jax.evaluation.evaluation_files import encode_lines
-from transformer_jax.evaluation.scores import sacrebleu_metrics
+from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
 from transformer_jax.files import JsonObject, write_json
 from transformer_jax.inference.trained_run import Run
 
@@ -62,7 +62,8 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
     # Suppress the warning about tokenized text, which was already issued for each evaluation.
-    metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(tokenizer, warn=False), strict=True))
+    chosen = choose_tokenizer(tokenizer, evaluation.references)
+    metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(chosen, warn=False), strict=True))
     signatures, results = bootstrap(systems, metrics, evaluation.references)
     return [
         MetricComparison(

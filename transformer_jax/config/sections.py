@@ -360,12 +360,15 @@ class DataConfig(ConfigSection):
     characters. The vocabulary and its exports contain the rules, so the rules
     apply to all text, and translations are normalized. All choices except
     `none` differ from the paper."""
-    bleu_tokenizer: Annotated[Literal["auto", "13a", "none", "intl", "char", "zh"], ON_RESUME] = (
-        "auto"
-    )
+    bleu_tokenizer: Annotated[
+        Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"], ON_RESUME
+    ] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
-    tokenized. `auto` is `none` for `trees`, `char` for `number_words` (where a
-    target is often a single word), and `13a` otherwise."""
+    tokenized. `auto` is `none` for `trees` and `char` for `number_words` (where a
+    target is often a single word). For other text, `auto` depends on the
+    references: `zh` for Chinese, `char` for other scripts without spaces, such
+    as Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
+    sacrebleu[ja] and sacrebleu[ko]."""
     max_length: Annotated[int, POSITIVE] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""

@@ -58,9 +58,9 @@ def _read_trees(config: DataConfig) -> Corpus:
 
 
 def bleu_tokenizer(config: DataConfig) -> str:
-    """Return the name of the sacreBLEU tokenizer for hypotheses and references."""
+    """Return the name of the sacreBLEU tokenizer, or "auto" if it depends on the references."""
     if config.bleu_tokenizer != "auto":
         return config.bleu_tokenizer
     # A spelled-out German number is a single word, so word-level BLEU would find few n-grams with
     # n > 1. The symbols of a linearized tree are already separated by spaces.
-    return {"number_words": "char", "trees": "none"}.get(config.corpus, "13a")
+    return {"number_words": "char", "trees": "none"}.get(config.corpus, "auto")

@@ -22,7 +22,14 @@ from transformer_jax.evaluation.perplexity import (
     score_sentences,
     scoring_batches,
 )
-from transformer_jax.evaluation.scores import Scores, compound_bleu, sacrebleu_metrics, score
+from transformer_jax.evaluation.scores import (
+    Scores,
+    check_tokenizer,
+    choose_tokenizer,
+    compound_bleu,
+    sacrebleu_metrics,
+    score,
+)
 from transformer_jax.evaluation.tasks import check_task, score_task
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.trained_run import Run, read_params
@@ -133,6 +140,7 @@ def read_text(run: Run, text: Split | Files) -> EvaluationText:
         batches = scoring_batches(*prepared.tokens(text))
         content = EvaluationText(text, f"{text} set", *prepared.lines(text), batches)
     check_task(run.config.data.task, content.sources, content.references)
+    check_tokenizer(bleu_tokenizer(run.config.data), content.references)
     texts = (content.sources, content.references)
     for side, tokenizer, lines in zip(SIDES, run.vocabulary, texts, strict=True):
         note_unknown(f"{content.title}, {side}", tokenizer, lines)
@@ -152,7 +160,8 @@ def evaluate_text(
     on the same text, because these scores do not depend on `decode`. The function advances the
     current task (see `progress.task`) by the number of finished sentences.
     """
-    translator, tokenizer = run.translator(**decode), bleu_tokenizer(run.config.data)
+    translator = run.translator(**decode)
+    tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), text.references)
     best = translator.translate(run.params, text.sources)
     hypotheses = [candidates[0].text for candidates in best]
     scores = score(hypotheses, text.references, tokenizer=tokenizer)

@@ -18,7 +18,7 @@ from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation
 from transformer_jax.evaluation.perplexity import SentenceScore
-from transformer_jax.evaluation.scores import bleu_signature
+from transformer_jax.evaluation.scores import bleu_signature, choose_tokenizer
 from transformer_jax.files import (
     MAX_VOCABULARY_BYTES,
     JsonObject,
@@ -95,10 +95,17 @@ def find_result(
         "steps": list(steps),
         "average_checkpoints": len(steps),
         "decode": asdict(decode),
-        "bleu_signature": bleu_signature(bleu_tokenizer(folder.config.data)),
     }
-    path = folder.path / "evaluations" / folder_name(settings) / "scores.json"
-    result = read_json_object(path)
+    path = folder.path / "evaluations" / folder_name(settings)
+    result = read_json_object(path / "scores.json")
+    if not result:
+        return None
+    try:
+        _, references = read_translations(path)
+    except (OSError, UnicodeDecodeError, StorageError):
+        return None
+    tokenizer = choose_tokenizer(bleu_tokenizer(folder.config.data), references)
+    settings["bleu_signature"] = bleu_signature(tokenizer)
     is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
     return result if is_complete and settings.items() <= result.items() else None
 

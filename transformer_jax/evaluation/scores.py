@@ -8,9 +8,31 @@ import numpy as np
 import sacrebleu
 
 from transformer_jax.errors import DataError
+from transformer_jax.optional import require_library
+from transformer_jax.progress import note
 
 # The paper's script treats text as bytes, so only ASCII whitespace separates words.
 COMPOUND = re.compile(r"(\S)-(\S)", re.ASCII)
+# The characters of scripts that do not separate words with spaces.
+HAN = re.compile(
+    "[\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf"
+    "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+KANA = re.compile("[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]")
+# Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Lanna, Tai Viet, Balinese, Javanese,
+# and Yi.
+OTHERS = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"
+    "\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf]"
+)
+# In Japanese text, kana are a larger fraction of the characters.
+MIN_KANA = 0.05
+# The libraries of sacreBLEU's tokenizers for Japanese and Korean.
+LIBRARIES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
+# BLEU counts n-grams of up to this many words.
+MAX_ORDER = 4
+# Below this fraction of references with `MAX_ORDER` words, BLEU says little.
+MIN_LONG_REFERENCES = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,41 @@ class Scores:
         return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
 
 
+def choose_tokenizer(name: str, references: Sequence[str]) -> str:
+    """Return the name of sacreBLEU's tokenizer, which depends on the references if it is "auto".
+
+    If most letters belong to scripts that do not separate words with spaces, the tokenizer is "zh"
+    for Chinese and "char" for other languages. Otherwise, it is "13a".
+    """
+    if name != "auto":
+        return name
+    text = "".join(references)
+    han, kana, others = (len(pattern.findall(text)) for pattern in (HAN, KANA, OTHERS))
+    unspaced = han + kana + others
+    # Vowel signs of the other scripts are not letters, so do not count all letters at once.
+    rest = OTHERS.sub("", KANA.sub("", HAN.sub("", text)))
+    if unspaced <= sum(map(str.isalpha, rest)):
+        return "13a"
+    return "zh" if han > others and kana < MIN_KANA * unspaced else "char"
+
+
+def check_tokenizer(name: str, references: Sequence[str]) -> None:
+    """Check before a long computation that BLEU can be computed, and note if it will say little.
+
+    Raises:
+        UsageError: the tokenizer needs a library that is not installed.
+    """
+    tokenizer = choose_tokenizer(name, references)
+    if tokenizer in LIBRARIES:
+        require_library(LIBRARIES[tokenizer])
+    is_long = [len(line.split()) >= MAX_ORDER for line in references]
+    if tokenizer in ("13a", "intl", "none") and sum(is_long) < MIN_LONG_REFERENCES * len(is_long):
+        note(
+            f"only {sum(is_long):,} of {len(is_long):,} references have {MAX_ORDER} or more words, "
+            "so BLEU says little: data.bleu_tokenizer can split them into characters (char)"
+        )
+
+
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
@@ -60,9 +117,11 @@ def bleu_signature(tokenizer: str) -> str:
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "13a"
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenizer: str = "auto"
 ) -> Scores:
     """Score translations with sacreBLEU, using one reference per translation.
+
+    `choose_tokenizer` defines the tokenizer "auto".
 
     Raises:
         DataError: the numbers of translations and references differ or are zero. For such input,
@@ -72,7 +131,7 @@ def score(
         raise DataError(
             f"cannot score {len(hypotheses)} translations with {len(references)} references"
         )
-    bleu, chrf = sacrebleu_metrics(tokenizer)
+    bleu, chrf = sacrebleu_metrics(choose_tokenizer(tokenizer, references))
     bleu_score = bleu.corpus_score(hypotheses, [references])
     chrf_score = chrf.corpus_score(hypotheses, [references])
     return Scores(
@@ -96,10 +155,10 @@ def compound_bleu(
     In hypotheses and references, punctuation is replaced as in Moses's
     `replace-unicode-punctuation.perl`, and the text is tokenized as in `tokenizer.perl -l de` and
     split at hyphens. BLEU is computed as in `multi-bleu.perl`, without smoothing. If `tokenizer`
-    is "none", the text must already be tokenized. Return None if `tokenizer` splits text into
-    characters, because no compounds remain.
+    is "none", the text must already be tokenized. Return None if `tokenizer` is for a language
+    without compounds of words with hyphens, or if it splits text into characters.
     """
-    if tokenizer in ("char", "zh"):
+    if tokenizer not in ("13a", "intl", "none"):
         return None
     sides = hypotheses, references
     if tokenizer != "none":

@@ -23,7 +23,7 @@ from transformer_jax.errors import (
     UsageError,
 )
 from transformer_jax.evaluation.evaluation_files import read_translations
-from transformer_jax.evaluation.scores import sacrebleu_metrics
+from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
 from transformer_jax.files import JsonObject, read_json_object
 from transformer_jax.reports.results import BleuDifference, Results, RowResult, config_as_trained
 from transformer_jax.reports.seed_statistics import failed_seeds
@@ -215,7 +215,6 @@ def compare_test_bleu(
     Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
     is "" if there are no differences.
     """
-    bleu, _ = sacrebleu_metrics(tokenizer, warn=False)
     base = next(iter(by_row))
     differences: dict[str, dict[int, BleuDifference]] = {}
     signature = ""
@@ -232,6 +231,7 @@ def compare_test_bleu(
         ]
         if base not in translations or len(systems) < 2:
             continue
+        bleu, _ = sacrebleu_metrics(choose_tokenizer(tokenizer, references), warn=False)
         signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
         signature = str(signatures["BLEU"])
         baseline, *others = results["BLEU"]

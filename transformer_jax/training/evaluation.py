@@ -9,7 +9,7 @@ import math
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import DivergedError, memory_errors
 from transformer_jax.evaluation.perplexity import perplexity, score_with_loss, scoring_batches
-from transformer_jax.evaluation.scores import score
+from transformer_jax.evaluation.scores import check_tokenizer, score
 from transformer_jax.evaluation.tasks import check_task, main_score, score_task
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import Params
@@ -33,7 +33,10 @@ class DevEvaluator:
         config = run.folder.config
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
         # Report invalid references before training instead of after the first search.
-        check_task(self._task, *run.prepared.lines("dev"))
+        sources, references = run.prepared.lines("dev")
+        check_task(self._task, sources, references)
+        if run.group.is_primary:
+            check_tokenizer(self._bleu_tokenizer, references)
         self._batches = scoring_batches(*run.prepared.tokens("dev"))
         greedy = dataclasses.replace(config.decode, beam_size=1)
         self._translator = Translator(run.model, run.prepared.vocabulary, greedy)

@@ -15,5 +15,5 @@ def test_each_corpus_of_the_config_has_a_class() -> None:
 def test_number_words_are_scored_by_character_unless_the_config_says_otherwise() -> None:
     assert bleu_tokenizer(DataConfig()) == "char"
     assert bleu_tokenizer(DataConfig(bleu_tokenizer="13a")) == "13a"
-    assert bleu_tokenizer(DataConfig(corpus="tfds")) == "13a"
+    assert bleu_tokenizer(DataConfig(corpus="tfds")) == "auto"
     assert bleu_tokenizer(DataConfig(corpus="tfds", bleu_tokenizer="intl")) == "intl"

@@ -6,10 +6,17 @@ import pytest
 import sacrebleu
 from run_files import write_untrained_run
 
-from transformer_jax.errors import DataError
+from transformer_jax import optional
+from transformer_jax.errors import DataError, UsageError
 from transformer_jax.evaluation.evaluate import Evaluation, evaluate
-from transformer_jax.evaluation.scores import compound_bleu, score
+from transformer_jax.evaluation.scores import (
+    check_tokenizer,
+    choose_tokenizer,
+    compound_bleu,
+    score,
+)
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.progress import Note
 
 GREEDY = {"beam_size": 1}
 
@@ -118,3 +125,54 @@ def test_the_papers_bleu_sums_over_the_corpus() -> None:
 def test_characters_have_no_compounds(evaluation: Evaluation) -> None:
     assert compound_bleu("char", ["a-b"], ["a-b"]) is None
     assert evaluation.result["compound_bleu"] is None
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "reference"),
+    [
+        ("zh", "这只红色的狗在雪地里看见了一只小猫。"),
+        ("zh", "他在 GitHub 上工作了三年。"),
+        ("char", "この赤い犬は雪の中で猫を見ました。"),
+        ("char", "สุนัขสีแดงเห็นแมวในหิมะ"),
+        ("char", "ឆ្កែក្រហមឃើញឆ្មានៅក្នុងព្រិល"),
+        ("char", "ໝາສີແດງເຫັນແມວໃນຫິມະ"),
+        ("char", "ခွေးနီသည်ကြောင်ကိုမြင်သည်"),
+        ("char", "ཁྱི་དམར་པོས་ཞི་མི་མཐོང་།"),
+        ("13a", "빨간 개가 눈 속에서 고양이를 봅니다."),
+        ("13a", "The word 狗 means dog."),
+        ("13a", "Der rote Hund sieht eine Katze."),
+        ("13a", "Красная собака видит кошку."),
+        ("13a", "लाल कुत्ता बिल्ली को देखता है"),
+        ("13a", "12 - 34"),
+        ("13a", ""),
+    ],
+)
+def test_the_script_of_the_references_selects_the_tokenizer(tokenizer: str, reference: str) -> None:
+    scores = score([reference], [reference])
+    assert f"tok:{tokenizer}" in scores.bleu_signature
+    assert choose_tokenizer("auto", [reference] * 3) == tokenizer
+    assert choose_tokenizer("intl", [reference]) == "intl"
+
+
+def test_a_good_translation_without_spaces_has_a_high_score() -> None:
+    found, expected = "这只红色的狗在雪地里看到了一只小猫。", "这只红色的狗在雪地里看见了一只小猫。"
+    scores = score([found], [expected])
+    assert scores.bleu == sacrebleu.corpus_bleu([found], [[expected]], tokenize="zh").score > 80
+    assert score([found], [expected], tokenizer="13a").bleu == 0
+    assert compound_bleu("zh", [found], [expected]) is None
+
+
+def test_references_of_few_words_get_a_note_before_the_work_begins() -> None:
+    with pytest.warns(Note, match=r"only 0 of 9 references have 4 or more words.*bleu_tokenizer"):
+        check_tokenizer("auto", ["eine katze"] * 9)
+    check_tokenizer("auto", ["eine katze"] * 5 + ["eine katze im schnee"])
+    check_tokenizer("char", ["katze"])
+    check_tokenizer("auto", ["这只红色的狗"])
+
+
+def test_a_tokenizer_without_its_library_is_an_error_before_the_work_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optional, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"needs MeCab: pip install 'sacrebleu\[ja\]'"):
+        check_tokenizer("ja-mecab", ["この赤い犬は雪の中で猫を見ました。"])
