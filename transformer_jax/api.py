@@ -11,10 +11,11 @@ from rich.console import Console
 
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
+from transformer_jax.config.rows import FieldValue
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
-from transformer_jax.errors import Setting, UsageError
+from transformer_jax.errors import Setting, SweepFailedError, UsageError
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
@@ -40,6 +41,7 @@ from transformer_jax.sweeps.launch import launch
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.slots import find_slots
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
+from transformer_jax.sweeps.tuning import choose_values, open_trials, plan_tuning
 from transformer_jax.training.create_run import create_run, open_run
 from transformer_jax.training.loop import Callback, run_training
 
@@ -144,6 +146,7 @@ def sweep(
     *,
     seeds: int = 3,
     rows: Sequence[str] | None = None,
+    tune: tuple[str, Sequence[FieldValue]] | None = None,
     devices: int | None = None,
     retry_failed: bool = False,
     quiet: bool = False,
@@ -157,6 +160,8 @@ def sweep(
         path: the sweep's folder.
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
+        tune: a config field and at least two values, such as `("train.learning_rate_scale", [0.5,
+            1])`. Each row chooses a value on the development set, with one trial for each value.
         devices: the number of accelerators (on a CPU, of concurrent runs) to use. Default: as many
             as possible.
         retry_failed: also retrain the runs that failed.
@@ -168,10 +173,12 @@ def sweep(
         SweepFailedError: a run failed.
     """
     check_not_importing("sweep")
-    planned = plan_sweep(Path(path), read_rows(configs), seeds, only=rows)
+    named = read_rows(configs)
+    tuning = None if tune is None else plan_tuning(named, *tune)
+    planned = plan_sweep(Path(path), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
     check_finished(launch_sweep(planned, devices, retry_failed=retry_failed, quiet=quiet))
-    return planned
+    return Sweep.open(planned.path) if tuning else planned
 
 
 def read_rows(configs: Configs) -> dict[str, Row]:
@@ -196,19 +203,27 @@ def launch_sweep(
 ) -> list[RunStatus]:
     """Store a planned sweep, prepare its text, train and score its unfinished runs.
 
+    If a field is tuned, its trials come first.
+
     Returns:
         The status of every run.
     """
     check_importable(planned)
     slots, say = find_slots(devices), Console(quiet=True).print if quiet else stderr.print
     planned.store()
-    if any(read_status(run).status == "submitted" for run in planned.runs):
+    if any(read_status(run).status == "submitted" for run in planned.all_runs):
         # If a Slurm job no longer exists, mark its run as stopped, so that this machine trains it.
-        slurm.reconcile(planned)
+        slurm.reconcile(replace(planned, runs=planned.all_runs))
     with contextlib.nullcontext() if quiet else progress_bar():
         notes = prepare_texts(planned)
     for note in notes:
         say(note)
+    if (trials := open_trials(planned)).runs:
+        launch(trials, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
+        planned = choose_values(planned)
+        planned.store()
+        if unscored := [run.name for run in open_trials(planned).runs]:
+            raise SweepFailedError(f"these trials have no score: {', '.join(unscored)}")
     return launch(planned, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
 
 

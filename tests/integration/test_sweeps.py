@@ -120,13 +120,19 @@ def test_a_sweep_trains_scores_and_reports_a_run(
         options += [f"--data.{split}", "text.en", "text.de"]
     # With greedy search, which training also uses, scoring does not compile a second search.
     options += ["--train.steps", "4", "--decode.beam-size", "1"]
-    assert main(["sweep", "mine.py", "--seeds", "1", *options]) == 0
+    # A rate of 1e-6 times the paper's does not train the model, so each row chooses 1.
+    tune = ["--tune", "train.learning-rate-scale", "1e-6", "1"]
+    assert main(["sweep", "mine.py", "--seeds", "1", *tune, *options]) == 0
     assert "1 done" in capsys.readouterr().out
-    [status] = [read_status(run) for run in Sweep.open(Path("sweeps/mine")).runs]
+    sweep = Sweep.open(Path("sweeps/mine"))
+    assert [read_status(run).status for run in sweep.trials] == ["done", "done"]
+    [status] = [read_status(run) for run in sweep.runs]
+    assert status.run.config.train.learning_rate_scale == 1
     assert status.finished == ("train", "dev")
     dev = [report for report in metrics_of(status.run.path) if report["split"] == "dev"][-1]
     assert status.scores["dev"]["perplexity"] == pytest.approx(dev["perplexity"], rel=1e-5)
     assert main(["status", "sweeps/mine"]) == 0
+    assert "3 done" in capsys.readouterr().out
     assert main(["report", "sweeps/mine"]) == 0
     assert "written to sweeps/mine/report" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ from transformer_jax.console import stdout
 
 @dataclass(frozen=True)
 class Status(PathCommand):
-    """Show the status of each run in a sweep."""
+    """Show the status of each run in a sweep, and of each trial of a tuned sweep."""
 
     sweep_folder: Positional[Annotated[str, arg(metavar="SWEEP")]]
     """A sweep's folder."""
@@ -28,7 +28,7 @@ class Status(PathCommand):
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.status import read_status
 
-        print_statuses([read_status(run) for run in Sweep.open(Path(self.sweep_folder)).runs])
+        print_statuses([read_status(run) for run in Sweep.open(Path(self.sweep_folder)).all_runs])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformer_jax.commands.tables import format_duration, print_statuses
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
-from transformer_jax.config.rows import Scale, scale_rows
+from transformer_jax.config.rows import Scale, parse_value, scale_rows, split_field
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.resources import Resources
@@ -47,6 +47,13 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. A single seed is not enough to show that
     rows differ."""
+    tune: Annotated[tuple[str, ...], arg(metavar="FIELD VALUE VALUE...")] = ()
+    """Choose the value of a field, such as `train.learning_rate_scale 0.5 1 2`, for
+    each row. Each row gets one trial for each value. The trial with the lowest
+    perplexity on the development set determines the value that the row's
+    other runs use. Trials have their own seeds."""
+    tune_seeds: int = 1
+    """Number of trials for each value of --tune and each row."""
     out: Path | None = None
     """The sweep's folder. Default: sweeps/NAME, where NAME is the first config's
     name. If that folder contains a sweep with different configs, the default is
@@ -98,8 +105,9 @@ class Sweep(ConfigCommand):
         if not is_slurm and self.slurm != Resources():
             raise UsageError("options such as --slurm.time need --launcher slurm")
         default = Path("sweeps") / loading.run_name(self.files[0])
-        folder = self.out or choose_folder(default, rows)
-        sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None)
+        tuning = self._plan_tuning(rows)
+        folder = self.out or choose_folder(default, rows, tuning)
+        sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None, tuning=tuning)
         if folder not in (self.out, default):
             stderr.print(
                 f"{default} contains a sweep with different configs; this one is in {folder}"
@@ -112,13 +120,25 @@ class Sweep(ConfigCommand):
         else:
             self._launch(sweep)
 
+    def _plan_tuning(self, rows: Mapping[str, Row]) -> "plan.Tuning | None":
+        from transformer_jax.sweeps.tuning import plan_tuning
+
+        if not self.tune:
+            if self.tune_seeds != 1:
+                raise UsageError("--tune-seeds needs --tune")
+            return None
+        name, *values = self.tune
+        parsed = [parse_value(name, value) for value in values]
+        return plan_tuning(rows, ".".join(split_field(name)), parsed, self.tune_seeds)
+
     def _launch(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps.slots import find_slots
 
         slots = find_slots(self.devices)
         stdout.print(f"{_describe_size(sweep)}, {len(slots)} at a time")
         if self.dry_run:
-            _print_estimates(sweep, len(slots), retry_failed=self.retry_failed)
+            every = replace(sweep, runs=sweep.all_runs)
+            _print_estimates(every, len(slots), retry_failed=self.retry_failed)
             return
         from transformer_jax.api import launch_sweep
 
@@ -127,11 +147,13 @@ class Sweep(ConfigCommand):
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
+        from transformer_jax.sweeps.tuning import choose_values, open_trials
 
         parallel = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
             stdout.print(f"{_describe_size(sweep)} by Slurm, {parallel}")
-            _print_disk_space(sweep, retry_failed=self.retry_failed)
+            every = replace(sweep, runs=sweep.all_runs)
+            _print_disk_space(every, retry_failed=self.retry_failed)
             stdout.print(
                 f"GPUs per run: {self.slurm.gpus}. Each run saves and requeues itself after "
                 f"{self.slurm.time}. The training time depends on the nodes."
@@ -146,7 +168,17 @@ class Sweep(ConfigCommand):
         for note in prepare_texts(sweep):
             stderr.print(note)
         retry, timeout = self.retry_failed, self.step_timeout
-        jobs = slurm.submit(sweep, self.slurm, retry_failed=retry, step_timeout=timeout)
+        if open_trials(sweep).runs:
+            slurm.reconcile(open_trials(sweep))
+            sweep = choose_values(sweep, retry_failed=retry)
+            sweep.store()
+        trials = open_trials(sweep)
+        jobs = slurm.submit(
+            trials if trials.runs else sweep,
+            self.slurm,
+            retry_failed=retry,
+            step_timeout=timeout,
+        )
         if not jobs:
             stdout.print("nothing to submit: all unfinished runs are pending, running, or failed")
             Status(str(sweep.path)).run()
@@ -155,11 +187,14 @@ class Sweep(ConfigCommand):
         array = f"array {number} ({len(jobs)} tasks, {parallel})"
         submitted = array if is_array else f"job {number} (1 task)"
         stdout.print(f"submitted {submitted}; you can close this terminal")
+        if trials.runs:
+            stdout.print("when the trials have ended, repeat this command to train the rows")
         stdout.print(f"next: {shell_command('status', sweep.path)}")
 
 
 def _describe_size(sweep: "plan.Sweep") -> str:
-    return f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
+    size = f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
+    return f"{len(sweep.trials)} trials, then {size}" if sweep.trials else size
 
 
 def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool) -> None:

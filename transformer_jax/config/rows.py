@@ -3,12 +3,15 @@
 To keep the command line fast, this module imports only `config` from this package.
 """
 
+import ast
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
 from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
+from transformer_jax.config.validation import annotations, check_field_name
 
 Scale = Literal["full", "half", "small", "tiny"]
 # For each scale, the divisors of the model's width and depth.
@@ -20,6 +23,33 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
 }
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 DEPTHS = ("num_layers", "num_decoder_layers")
+FieldValue = bool | int | float | str | None
+
+
+def split_field(name: str) -> tuple[str, str]:
+    """Return the section and the key of a field such as "model.d_k".
+
+    Raises:
+        ConfigError: there is no such field.
+    """
+    section, _, key = name.replace("-", "_").partition(".")
+    sections = annotations(Config)
+    check_field_name(section, list(sections), "a config")
+    check_field_name(key, list(annotations(sections[section][0])), f"the section {section}")
+    return section, key
+
+
+def parse_value(field: str, text: str) -> FieldValue:
+    """Convert text to a value for a field, such as 0.5, True, None, or "learned"."""
+    section, key = split_field(field)
+    form, _ = annotations(annotations(Config)[section][0])[key]
+    value: FieldValue = text
+    if form is not str and text not in getattr(form, "__args__", ()):
+        named = {"true": True, "false": False, "none": None}
+        with contextlib.suppress(ValueError, SyntaxError):
+            value = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
+    is_real = form is float or float in getattr(form, "__args__", ())
+    return float(value) if is_real and type(value) is int else value
 
 
 def with_sections(

@@ -31,7 +31,7 @@ from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
-from transformer_jax.sweeps.status import RunStatus, mark_unreadable, with_results
+from transformer_jax.sweeps.status import RunStatus, mark_unreadable, read_status, with_results
 
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
@@ -105,7 +105,8 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     }
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
     differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
-    return Results(sweep, rows, differences, signature, command)
+    trials = [read_status(run) for run in sweep.trials]
+    return Results(sweep, rows, differences, signature, command, trials)
 
 
 def _check_translations(status: RunStatus) -> RunStatus:

@@ -25,6 +25,7 @@ def list_footnotes(results: Results) -> list[str]:
     """Return notes that explain the tables, qualify the results, and list runs without scores."""
     return [
         *describe_experiment(results.sweep, results.statuses),
+        *describe_tuning(results.sweep),
         *_explain_columns(results),
         *_describe_agreement(results),
         *_list_caveats(results),
@@ -52,6 +53,29 @@ def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str
         f"{train.warmup_steps:,} steps of warmup and {rates[0]}{_list_others(rates)}.",
         f"Search: {search}.",
     ]
+
+
+def describe_tuning(sweep: Sweep) -> list[str]:
+    """Describe what was tuned and how often each value was chosen; warn of values at the edge."""
+    if (tuning := sweep.tuning) is None:
+        return []
+    chosen = {row: value for row, value in tuning.chosen.items() if row in sweep.rows}
+    counts = {value: list(chosen.values()).count(value) for value in tuning.values}
+    seeds = ", ".join(map(str, tuning.seeds))
+    times = ", ".join(f"{value} in {count} of {len(chosen)}" for value, count in counts.items())
+    notes = [
+        f"Tuned: {tuning.field}, in each row, by the mean log perplexity on the development set. "
+        f"Each row has the same number of trials: one for each value and trial seed ({seeds}). "
+        f"Chosen: {times} rows. The trials are not among the runs below."
+    ]
+    numbers = [x for x in tuning.values if isinstance(x, int | float) and not isinstance(x, bool)]
+    edges = {min(numbers), max(numbers)} if len(numbers) == len(tuning.values) else set()
+    if names := [f"{row} ({value})" for row, value in chosen.items() if value in edges]:
+        notes.append(
+            f"Warning: these rows chose the lowest or the highest value of {tuning.field}, so a "
+            f"value outside the list may be better: {', '.join(names)}."
+        )
+    return notes
 
 
 def _describe_rate(train: TrainConfig) -> str:

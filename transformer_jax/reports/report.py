@@ -7,6 +7,7 @@ A report's folder contains:
         table.csv              the scores, for a spreadsheet
         comparisons.csv        the unrounded differences from the first row, with their intervals
         runs.csv               the unrounded scores of every run and the commands to reproduce them
+        tuning.csv             the perplexity of every trial of a tuned sweep
         index.html             a page with the tables, figures, and notes
         curves.svg             perplexity on the development set by step
         ratios.svg             each row's difference in log perplexity from the first row
@@ -65,6 +66,7 @@ def write_report(results: Results) -> Path:
         "runs.csv": tables.to_csv(make_run_table(results)),
         "index.html": _make_page(results, scores, comparisons, list(figures.values())),
         **figures,
+        **({"tuning.csv": tables.to_csv(make_trial_table(results))} if results.trials else {}),
     }
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,10 +109,16 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
     return ", ".join(cells) if by_seed else MISSING
 
 
+def _format_choice(results: Results, row: RowResult) -> str:
+    tuning = results.sweep.tuning
+    return str(tuning.chosen.get(row.name, MISSING)) if tuning else MISSING
+
+
 # The heading of each column, and the function that formats the column's cells.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
+    "tuned": lambda r, row: _format_choice(r, row),
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
@@ -148,7 +156,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()
     ]
-    optional = ("paper", "verdict", "test", "compound-split")
+    optional = ("paper", "verdict", "test", "compound-split", "tuned")
     shown = [x for x in table if not x[0].startswith(optional) or set(x[1:]) != {MISSING}]
     return [list(row) for row in zip(*shown, strict=True)]
 
@@ -184,6 +192,20 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]
+        table.append(list(map(str, row)))
+    return table
+
+
+def make_trial_table(results: Results) -> Table:
+    """Return a table of the trials that chose a value for each row, with one line per trial."""
+    if (tuning := results.sweep.tuning) is None:
+        return []
+    table = [["row", tuning.field, "seed", "status", "dev_perplexity", "chosen"]]
+    for trial in results.trials:
+        value = tuning.value_of(trial.run.config)
+        score = trial.scores.get("dev", {}).get("perplexity", "")
+        is_chosen = tuning.chosen.get(trial.run.row) == value
+        row = [trial.run.row, value, trial.run.seed, trial.status, score, is_chosen]
         table.append(list(map(str, row)))
     return table
 

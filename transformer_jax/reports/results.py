@@ -96,6 +96,8 @@ class Results:
     """The sacreBLEU signature of the test BLEU comparisons, or "" if there are none."""
     command: str
     """The command that writes this report."""
+    trials: Sequence[RunStatus] = ()
+    """The statuses of the trials of a tuned sweep."""
 
     @property
     def base(self) -> RowResult:

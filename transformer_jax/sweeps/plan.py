@@ -8,6 +8,7 @@ A sweep's folder contains:
         base/seed-0.json     the run's config, which `train` reads
         base/seed-0.log      the output of the run's commands
         base/seed-0.state    the run's status
+        tune/base/0.5/       trials of a value that the sweep chooses for a row (see `tuning`)
         slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
@@ -16,13 +17,21 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
+from transformer_jax.config.rows import FieldValue
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
-from transformer_jax.files import INVALID_JSON, check_no_links, is_stray, read_limited, write_json
+from transformer_jax.files import (
+    INVALID_JSON,
+    JsonObject,
+    check_no_links,
+    is_stray,
+    read_limited,
+    write_json,
+)
 from transformer_jax.registry import check_registered, describe_foreign
 
 # Increase this number when the format of sweep.json changes.
@@ -44,6 +53,8 @@ class SweepRun:
     seed: int
     config: Config
     """The row's config with this run's seed."""
+    is_trial: bool = False
+    """Whether the run only helps to choose a value. Trials are not scored on the test set."""
 
     @property
     def config_file(self) -> Path:
@@ -73,6 +84,33 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """A config field whose value each row of a sweep chooses on the development set."""
+
+    field: str
+    """The field's name, such as "train.learning_rate_scale"."""
+    values: tuple[FieldValue, ...]
+    seeds: tuple[int, ...]
+    """The seeds of the trials of each value."""
+    chosen: Mapping[str, FieldValue] = field(default_factory=dict)
+    """The values that the rows have chosen so far, keyed by row."""
+
+    def change(self, config: Config, value: FieldValue) -> Config:
+        """Return the config with another value of the field."""
+        section, key = self.field.split(".")
+        return config.change(**{section: {key: value}})
+
+    def value_of(self, config: Config) -> FieldValue:
+        """Return the field's value in a config."""
+        section, key = self.field.split(".")
+        return getattr(getattr(config, section), key)
+
+    def is_same_as(self, other: "Tuning | None") -> bool:
+        """Return whether another tuning has the same trials."""
+        return other is not None and replace(self, chosen={}) == replace(other, chosen={})
+
+
+@dataclass(frozen=True)
 class Sweep:
     """The rows of an ablation and their runs."""
 
@@ -83,6 +121,26 @@ class Sweep:
     runs: Sequence[SweepRun]
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
+    tuning: Tuning | None = None
+    """The field whose value each row chooses. `rows` contains the configs before the choice."""
+
+    @property
+    def trials(self) -> list[SweepRun]:
+        """The runs that choose the values, in all rows."""
+        return [] if self.tuning is None else _plan_trials(self.path, self.rows, self.tuning)
+
+    @property
+    def all_runs(self) -> list[SweepRun]:
+        """The trials, and then all other runs."""
+        return [*self.trials, *self.runs]
+
+    def choose(self, chosen: Mapping[str, FieldValue]) -> "Sweep":
+        """Return the sweep with the values that these rows have chosen."""
+        if self.tuning is None:
+            return self
+        tuning = replace(self.tuning, chosen={**self.tuning.chosen, **chosen})
+        runs = _plan_runs(self.path, self.rows, self.seeds, tuning)
+        return replace(self, runs=runs, tuning=tuning)
 
     @property
     def seeds(self) -> list[int]:
@@ -91,7 +149,7 @@ class Sweep:
 
     def find(self, name: str) -> SweepRun:
         """Return the run with this name; raise UsageError if the sweep has no such run."""
-        for run in self.runs:
+        for run in self.all_runs:
             if run.name == name:
                 return run
         raise UsageError(f"{self.path} has no run {name!r}")
@@ -104,9 +162,18 @@ class Sweep:
                 something other than a sweep.
             StorageError: the folder cannot be read or written.
         """
-        rows, seeds, origins = self.rows, self.seeds, self.origins
+        rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
         if not _is_free(self.path):
             stored = Sweep.open(self.path)
+            if not _have_same_tuning(stored, self):
+                raise UsageError(
+                    f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this "
+                    f"one {_describe_tuning(tuning)}: choose another folder (",
+                    Setting("out", "FOLDER"),
+                    ")",
+                )
+            if tuning is not None and stored.tuning is not None:
+                tuning = replace(tuning, chosen={**stored.tuning.chosen, **tuning.chosen})
             for name in stored.rows.keys() & rows.keys():
                 _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
             rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
@@ -123,10 +190,12 @@ class Sweep:
             self.path.mkdir(parents=True, exist_ok=True)
             made_by = [origin._asdict() for origin in origins]
             content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
+            content |= {} if tuning is None else {"tuning": asdict(tuning)}
             write_json(self.path / "sweep.json", content)
-            for run in self.runs:
-                run.path.parent.mkdir(exist_ok=True)
-                if not run.config_file.exists():
+            for run in self.all_runs:
+                is_known = run.is_trial or tuning is None or run.row in tuning.chosen
+                run.path.parent.mkdir(parents=True, exist_ok=True)
+                if is_known and not run.config_file.exists():
                     write_json(run.config_file, run.config.to_dict())
 
     @classmethod
@@ -157,26 +226,53 @@ class Sweep:
             }
             # The files of each run are checked when its status is read.
             check_no_links(path, lambda name: name not in rows)
-            runs = _plan_runs(path, rows, map(int, plan["seeds"]))
-            return cls(path, rows, runs, [Origin(**x) for x in plan.get("origins", ())])
+            tuning = _read_tuning(plan["tuning"], rows) if "tuning" in plan else None
+            runs = _plan_runs(path, rows, map(int, plan["seeds"]), tuning)
+            origins = [Origin(**x) for x in plan.get("origins", ())]
+            return cls(path, rows, runs, origins, tuning)
         except (OSError, KeyError, AttributeError, ConfigError, *INVALID_JSON) as error:
             raise StorageError(f"{file} cannot be read: {error}") from error
 
 
-def choose_folder(path: Path, rows: Mapping[str, Row]) -> Path:
+def _read_tuning(data: JsonObject, rows: Mapping[str, Row]) -> Tuning:
+    values, seeds = tuple(data["values"]), tuple(map(int, data["seeds"]))
+    chosen = {row: value for row, value in data["chosen"].items() if row in rows}
+    tuning = Tuning(str(data["field"]), values, seeds, chosen)
+    for value in (*values, *chosen.values()):
+        check_row_name(str(value))
+    return tuning
+
+
+def _have_same_tuning(stored: Sweep, new: Sweep) -> bool:
+    return stored.tuning is new.tuning or (
+        new.tuning is not None and new.tuning.is_same_as(stored.tuning)
+    )
+
+
+def _describe_tuning(tuning: Tuning | None) -> str:
+    if tuning is None:
+        return "nothing"
+    values, seeds = (" ".join(map(str, x)) for x in (tuning.values, tuning.seeds))
+    return f"{tuning.field} ({values}; seeds {seeds})"
+
+
+def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = None) -> Path:
     """Return `path`, or add a number to it if the sweep in `path` cannot include these rows."""
-    rows = _with_same_batch_shapes(rows)
+    new = Sweep(path, _with_same_batch_shapes(rows), (), tuning=tuning)
     others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
-    return next(other for other in itertools.chain([path], others) if _accepts(other, rows))
+    return next(other for other in itertools.chain([path], others) if _accepts(other, new))
 
 
-def _accepts(path: Path, rows: Mapping[str, Row]) -> bool:
-    """Return whether a folder is unused or contains a sweep to which these rows can be added."""
+def _accepts(path: Path, new: Sweep) -> bool:
+    """Return whether a folder is unused or contains a sweep to which new rows can be added."""
     if _is_free(path):
         return True
-    stored = Sweep.open(path).rows
-    is_same_base = next(iter(stored)) == next(iter(rows))
-    return is_same_base and all(stored[x].config == rows[x].config for x in stored.keys() & rows)
+    stored = Sweep.open(path)
+    return (
+        _have_same_tuning(stored, new)
+        and next(iter(stored.rows)) == next(iter(new.rows))
+        and all(stored.rows[x].config == new.rows[x].config for x in stored.rows.keys() & new.rows)
+    )
 
 
 def _is_free(path: Path) -> bool:
@@ -188,12 +284,18 @@ def _is_free(path: Path) -> bool:
 
 
 def plan_sweep(
-    path: Path, rows: Mapping[str, Row], seeds: int, *, only: Sequence[str] | None = None
+    path: Path,
+    rows: Mapping[str, Row],
+    seeds: int,
+    *,
+    only: Sequence[str] | None = None,
+    tuning: Tuning | None = None,
 ) -> Sweep:
     """Plan a sweep without writing files.
 
     The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
-    seeds are consecutive, starting with the first row's seed.
+    seeds are consecutive, starting with the first row's seed. With `tuning`, the values that the
+    rows of an existing sweep have chosen remain.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
@@ -211,7 +313,13 @@ def plan_sweep(
         if only is None or name in (base, *only)
     }
     first = rows[base].config.train.seed
-    return Sweep(path, selected, _plan_runs(path, selected, range(first, first + seeds)))
+    if tuning is not None and not _is_free(path):
+        stored = Sweep.open(path).tuning
+        if stored is not None and tuning.is_same_as(stored):
+            chosen = {row: value for row, value in stored.chosen.items() if row in selected}
+            tuning = replace(tuning, chosen=chosen)
+    runs = _plan_runs(path, selected, range(first, first + seeds), tuning)
+    return Sweep(path, selected, runs, tuning=tuning)
 
 
 def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -223,14 +331,30 @@ def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
     return {k: replace(row, config=row.config.with_batch_shapes(shapes)) for k, row in rows.items()}
 
 
-def _plan_runs(path: Path, rows: Mapping[str, Row], seeds: Iterable[int]) -> list[SweepRun]:
+def _plan_runs(
+    path: Path, rows: Mapping[str, Row], seeds: Iterable[int], tuning: Tuning | None
+) -> list[SweepRun]:
+    configs = {name: row.config for name, row in rows.items()}
+    if tuning is not None:
+        configs |= {x: tuning.change(configs[x], value) for x, value in tuning.chosen.items()}
     # Train every row with one seed before moving on to the next seed, so that even an unfinished
     # sweep has results for every row.
     return [
-        SweepRun(path / run, run, name, seed, row.config.change(train={"seed": seed}))
+        SweepRun(path / run, run, name, seed, config.change(train={"seed": seed}))
         for seed in seeds
-        for name, row in rows.items()
+        for name, config in configs.items()
         for run in [f"{name}/seed-{seed}"]
+    ]
+
+
+def _plan_trials(path: Path, rows: Mapping[str, Row], tuning: Tuning) -> list[SweepRun]:
+    return [
+        SweepRun(path / run, run, name, seed, config.change(train={"seed": seed}), is_trial=True)
+        for seed in tuning.seeds
+        for value in tuning.values
+        for name, row in rows.items()
+        for config in [tuning.change(row.config, value)]
+        for run in [f"tune/{name}/{value}/seed-{seed}"]
     ]
 
 

@@ -52,6 +52,8 @@ class RunStatus:
     """The finished phases."""
     note: str = ""
     """A one-line explanation of the status, such as the reason for a failure."""
+    exit_code: int = 0
+    """The exit code of the phase that failed, or 0."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -99,6 +101,7 @@ def write_status(
     finished: Sequence[str] | None = None,
     job: str | None = None,
     note: str = "",
+    exit_code: int = 0,
 ) -> None:
     """Write a run's status and record this process as its writer. `RunStatus` describes the fields.
 
@@ -111,6 +114,7 @@ def write_status(
         "status": status,
         "job": current_slurm_job() if job is None else job,
         "note": note,
+        "exit_code": exit_code,
         "slot": os.environ.get(SLOT_VARIABLE, ""),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -162,6 +166,7 @@ def _parse_status(run: SweepRun, stored: JsonObject) -> RunStatus:
         slot=str(stored.get("slot", "")) if is_local else "",
         finished=tuple(finished),
         note=note,
+        exit_code=code if is_count(code := stored.get("exit_code")) else 0,
     )
 
 

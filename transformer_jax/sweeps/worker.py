@@ -39,7 +39,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
     """Run the remaining phases of a run; return the exit code of the phase that failed, or 0.
 
     The first phase, "train", trains the model. The other phases score the dev split and, if there
-    is one, the test split.
+    is one and the run is not a trial, the test split.
     """
     status = read_status(run)
     # A requeued Slurm job resumes its own run, even if the previous node left the run's status
@@ -51,7 +51,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
     finished = list(status.finished)
     signals: list[int] = []
     for phase in SPLITS:
-        if phase in finished or (phase == "test" and not _has_test_set(run)):
+        if phase in finished or (phase == "test" and (run.is_trial or not _has_test_set(run))):
             continue
         write_status(run, "running", phase=phase, finished=finished)
         if phase == "train":
@@ -62,7 +62,7 @@ def run_worker(run: SweepRun, step_timeout: float) -> int:
             if not note:
                 lines = run.log_file.read_text("utf-8", "replace").split("\n")
                 note = next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
-            write_status(run, "stopped" if signals else "failed", note=note)
+            write_status(run, "stopped" if signals else "failed", note=note, exit_code=code)
             return code
         finished.append(phase)
     write_status(run, "done", phase="", finished=finished)

@@ -1,18 +1,20 @@
 """Test the footnotes of a report."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from example_configs import NUMBER_WORDS, SMALL
-from run_files import HOSTILE, collect, make_finished_sweep, set_status
+from run_files import HOSTILE, collect, make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Row
 from transformer_jax.reports.footnotes import describe_experiment, list_footnotes
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.status import read_status
+from transformer_jax.sweeps.tuning import choose_values, plan_tuning
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,40 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
         (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
     assert "Trained at commit ba9876543210+." in notes
+
+
+def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path: Path) -> None:
+    rows = {"base": Row(SMALL)}
+    rows |= {f"row{n}": Row(SMALL.change(model={"d_ff": 8 * n})) for n in (5, 6)}
+    tuning = plan_tuning(rows, "train.learning_rate_scale", [0.5, 1.0, 2.0])
+    sweep = plan_sweep(tmp_path / "s", rows, 2, tuning=tuning)
+    sweep.store()
+    for trial in sweep.trials:
+        # The best value is 1 for base and row5, and 2 for row6.
+        best = 2.0 if trial.row == "row6" else 1.0
+        loss = abs(trial.config.train.learning_rate_scale - best)
+        write_results(trial, 5 + loss, 5, splits=["dev"])
+        set_status(trial, "done", finished=["train", "dev"])
+    sweep = choose_values(sweep)
+    sweep.store()
+    for run in sweep.runs:
+        write_results(run, 4.0 + 0.1 * run.seed, 5, splits=["dev"])
+        set_status(run, "done", finished=["train", "dev"])
+    results = collect(sweep)
+    text = "\n".join(list_footnotes(results))
+    assert "Tuned: train.learning_rate_scale, in each row" in text
+    assert "Chosen: 0.5 in 0 of 3, 1.0 in 2 of 3, 2.0 in 1 of 3 rows." in text
+    assert "so a value outside the list may be better: row6 (2.0)." in text
+    folder = write_report(results)
+    with (folder / "tuning.csv").open(newline="") as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 9
+    assert [x["row"] for x in trials if x["chosen"] == "True"] == ["base", "row5", "row6"]
+    with (folder / "table.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [x["tuned"] for x in table] == ["1.0", "1.0", "2.0"]
+    # The tuned field is not a difference between the rows.
+    assert [x["change"] for x in table] == ["base", "d_ff 40", "d_ff 48"]
 
 
 def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:

@@ -1,0 +1,163 @@
+"""Test how the rows of a sweep choose values on the development set."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from example_configs import SMALL
+from run_files import set_status, write_results
+
+from transformer_jax.config import Config, Row
+from transformer_jax.errors import ConfigError, DivergedError, SweepFailedError, UsageError
+from transformer_jax.sweeps.plan import Sweep, SweepRun, choose_folder, plan_sweep
+from transformer_jax.sweeps.tuning import choose_values, open_trials, plan_tuning
+
+FIELD = "train.learning_rate_scale"
+ROWS = {"base": Row(SMALL), "wide": Row(SMALL.change(model={"d_ff": 48}))}
+
+
+def plan(path: Path, rows: dict[str, Row] = ROWS, *, trial_seeds: int = 1) -> Sweep:
+    """Store a sweep of two seeds that chooses one of three learning rates."""
+    sweep = plan_sweep(path, rows, 2, tuning=plan_tuning(rows, FIELD, [0.5, 1.0, 2.0], trial_seeds))
+    sweep.store()
+    return sweep
+
+
+def finish(run: SweepRun, perplexity: float) -> None:
+    write_results(run, perplexity, 5, splits=["dev"])
+    set_status(run, "done", finished=["train", "dev"])
+
+
+def finish_all(sweep: Sweep, perplexities: dict[str, list[float]]) -> None:
+    """Finish one trial for each value of each row."""
+    for row, values in perplexities.items():
+        trials = [run for run in sweep.trials if run.row == row]
+        for run, perplexity in zip(trials, values, strict=True):
+            finish(run, perplexity)
+
+
+def rate_of(run: SweepRun) -> float:
+    return run.config.train.learning_rate_scale
+
+
+def test_each_row_has_a_trial_for_each_value_and_trial_seed(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s", trial_seeds=2)
+    assert len(sweep.trials) == len(ROWS) * 3 * 2
+    first = sweep.trials[0]
+    assert first.name == "tune/base/0.5/seed-10000"
+    assert first.path == tmp_path / "s" / first.name
+    assert Config.from_dict(json.loads(first.config_file.read_text())) == first.config
+    assert {(run.row, rate_of(run), run.seed) for run in sweep.trials} == {
+        (row, rate, seed) for row in ROWS for rate in (0.5, 1, 2) for seed in (10_000, 10_001)
+    }
+    assert sweep.find(first.name) == Sweep.open(sweep.path).find(first.name) == first
+    # No trial has the seed of another run.
+    assert not {run.seed for run in sweep.trials} & set(sweep.seeds)
+
+
+def test_a_row_waits_for_all_of_its_trials(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s")
+    assert not any(run.config_file.exists() for run in sweep.runs)
+    finish_all(sweep, {"base": [5.0, 4.0, 4.5]})
+    finish(sweep.find("tune/wide/2.0/seed-10000"), 3.0)
+    chosen = choose_values(sweep)
+    assert chosen.tuning is not None
+    assert chosen.tuning.chosen == {"base": 1.0}
+    assert {run.row for run in open_trials(chosen).runs} == {"wide"}
+    chosen.store()
+    assert {run.row for run in sweep.runs if run.config_file.exists()} == {"base"}
+
+
+def test_the_runs_of_a_row_use_the_chosen_value(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s")
+    finish_all(sweep, {"base": [5.0, 4.0, 4.5], "wide": [5.0, 5.0, 4.9]})
+    choose_values(sweep).store()
+    stored = Sweep.open(sweep.path)
+    assert {(run.row, rate_of(run)) for run in stored.runs} == {("base", 1.0), ("wide", 2.0)}
+    for run in stored.runs:
+        assert Config.from_dict(json.loads(run.config_file.read_text())) == run.config
+    # The rows themselves differ only in what the sweep compares.
+    assert stored.rows == sweep.rows
+    # The choice does not depend on the trials any more.
+    shutil.rmtree(sweep.path / "tune")
+    assert choose_values(stored) == stored
+    again = plan_sweep(sweep.path, ROWS, 3, tuning=plan_tuning(ROWS, FIELD, [0.5, 1.0, 2.0]))
+    assert [rate_of(run) for run in again.runs] == [1.0, 2.0] * 3
+
+
+def test_the_mean_log_perplexity_over_trial_seeds_decides(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s", trial_seeds=2)
+    # The value 1 has the lower mean of logarithms, and 0.5 has the lowest perplexity.
+    finish_all(sweep, {"base": [2.0, 4.0, 9.0, 9.0, 4.0, 9.0]})
+    tuning = choose_values(sweep).tuning
+    assert tuning is not None
+    assert math.sqrt(2.0 * 9.0) > math.sqrt(4.0 * 4.0)
+    assert tuning.chosen == {"base": 1.0}
+
+
+def test_the_first_of_equally_good_values_is_chosen(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s")
+    finish_all(sweep, {"base": [4.0, 4.0, 5.0]})
+    tuning = choose_values(sweep).tuning
+    assert tuning is not None
+    assert tuning.chosen == {"base": 0.5}
+
+
+def test_a_diverged_trial_loses_and_another_failure_stops_the_sweep(tmp_path: Path) -> None:
+    sweep = plan(tmp_path / "s")
+    small, middle, large = (run for run in sweep.trials if run.row == "base")
+    finish(small, 9.0)
+    finish(middle, 8.0)
+    set_status(large, "failed", note="not finite", exit_code=DivergedError.exit_code)
+    tuning = choose_values(sweep).tuning
+    assert tuning is not None
+    assert tuning.chosen == {"base": 1.0}
+    set_status(large, "failed", note="no space left", exit_code=74)
+    with pytest.raises(SweepFailedError, match=r"1 of 6 runs failed: tune/base/2.0/seed-10000"):
+        choose_values(sweep)
+    unchanged = choose_values(sweep, retry_failed=True).tuning
+    assert unchanged == sweep.tuning
+    for run in (small, middle, large):
+        set_status(run, "failed", exit_code=DivergedError.exit_code)
+    with pytest.raises(SweepFailedError, match=f"row base diverged with every value of {FIELD}"):
+        choose_values(sweep)
+
+
+def test_a_sweep_keeps_its_tuning(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    tuning = plan_tuning(ROWS, FIELD, [0.5, 1.0, 2.0])
+    plan(path)
+    other = plan_tuning(ROWS, FIELD, [0.5, 1.0])
+    assert choose_folder(path, ROWS, tuning) == path
+    for changed in (None, other):
+        assert choose_folder(path, ROWS, changed) == tmp_path / "s-2"
+        with pytest.raises(UsageError, match=rf"tunes {FIELD} \(0.5 1.0 2.0; seeds 10000\), and"):
+            plan_sweep(path, ROWS, 1, tuning=changed).store()
+
+
+def test_a_value_that_a_row_cannot_use_is_rejected() -> None:
+    with pytest.raises(UsageError, match=r"row wide sets model.d_ff itself"):
+        plan_tuning(ROWS, "model.d_ff", [32, 48])
+    with pytest.raises(ConfigError, match=r"model.dropout must be at least 0 and below 1"):
+        plan_tuning(ROWS, "model.dropout", [0.1, 1.5])
+    with pytest.raises(ConfigError, match="unknown field 'learning_rate'"):
+        plan_tuning(ROWS, "train.learning_rate", [1, 2])
+    for values in ([1.0], [1.0, 1.0]):
+        with pytest.raises(UsageError, match="at least two different values"):
+            plan_tuning(ROWS, FIELD, values)
+    for field in ("train.seed", "data.vocab_size", "decode.beam_size"):
+        with pytest.raises(UsageError, match="only the fields of model and train can be tuned"):
+            plan_tuning(ROWS, field, [1, 2])
+    with pytest.raises(UsageError, match="number of trial seeds must be positive"):
+        plan_tuning(ROWS, FIELD, [1.0, 2.0], 0)
+    with pytest.raises(UsageError, match="a row named 'tune'"):
+        plan_tuning({"base": ROWS["base"], "tune": ROWS["wide"]}, FIELD, [1.0, 2.0])
+
+
+def test_a_sweep_without_tuning_has_no_trials(tmp_path: Path) -> None:
+    sweep = plan_sweep(tmp_path / "s", ROWS, 1)
+    assert open_trials(sweep).runs == sweep.trials == []
+    assert choose_values(sweep) == sweep == replace(sweep, runs=sweep.all_runs)

@@ -1,0 +1,114 @@
+"""Choose the value of a config field for each row of a sweep, on the development set.
+
+Each row gets the same number of trials: one for each value and trial seed. A row chooses the value
+with the lowest mean log perplexity on the development set. Its other runs are then trained with
+this value. Trials have their own seeds and are not scored on the test set, so the scores that a
+report compares do not favor the values that were lucky in a trial.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from transformer_jax.config import Row
+from transformer_jax.config.rows import FieldValue, split_field
+from transformer_jax.errors import DivergedError, SweepFailedError, UsageError
+from transformer_jax.runs.metrics_file import is_number
+from transformer_jax.sweeps.plan import Sweep, Tuning, check_row_name
+from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
+
+# The first trial seed, minus the first seed of a sweep.
+SEED_OFFSET = 10_000
+
+
+def plan_tuning(
+    rows: Mapping[str, Row], field: str, values: Sequence[FieldValue], num_seeds: int = 1
+) -> Tuning:
+    """Return a tuning that all rows can use.
+
+    Raises:
+        UsageError: there are fewer than two different values, `num_seeds` is not positive, the
+            field is not a field of the model or of training, or a row sets the field itself.
+        ConfigError: the field does not exist, or a row does not accept a value.
+    """
+    section, key = split_field(field)
+    if section not in ("model", "train") or field == "train.seed":
+        raise UsageError(f"only the fields of model and train can be tuned, got {field}")
+    if len(set(values)) < max(2, len(values)):
+        raise UsageError(f"tuning {field} needs at least two different values")
+    if num_seeds < 1:
+        raise UsageError(f"the number of trial seeds must be positive, got {num_seeds}")
+    if "tune" in rows:
+        raise UsageError("a tuned sweep cannot have a row named 'tune'")
+    base = next(iter(rows.values())).config
+    first = base.train.seed + SEED_OFFSET
+    tuning = Tuning(field, tuple(values), tuple(range(first, first + num_seeds)))
+    for name, row in rows.items():
+        if (section, key) in base.differences(row.config):
+            raise UsageError(f"row {name} sets {field} itself, so it cannot be tuned")
+        for value in values:
+            check_row_name(str(value))
+            tuning.change(row.config, value)
+    return tuning
+
+
+def open_trials(sweep: Sweep) -> Sweep:
+    """Return a sweep whose runs are the trials of the rows that have not chosen a value."""
+    chosen: Mapping[str, FieldValue] = sweep.tuning.chosen if sweep.tuning else {}
+    return replace(sweep, runs=[run for run in sweep.trials if run.row not in chosen])
+
+
+def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
+    """Return the sweep with the best value for each row whose trials have ended.
+
+    A trial that diverged is worse than all others. If the trials of several values are equally
+    good, the first value is chosen. With `retry_failed`, trials that failed have not ended.
+
+    Raises:
+        SweepFailedError: a trial failed for another reason, or all trials of a row diverged.
+    """
+    statuses = [read_status(run) for run in open_trials(sweep).runs]
+    if retry_failed:
+        failed = {status.run.row for status in statuses if status.status == "failed"}
+        statuses = [status for status in statuses if status.run.row not in failed]
+    check_finished([status for status in statuses if not _has_diverged(status)])
+    chosen: dict[str, FieldValue] = {}
+    for row in dict.fromkeys(status.run.row for status in statuses):
+        scores = trial_scores(sweep, [s for s in statuses if s.run.row == row])
+        if scores is None:
+            continue
+        value = min(scores, key=scores.__getitem__)
+        if not math.isfinite(scores[value]):
+            field = "" if sweep.tuning is None else sweep.tuning.field
+            raise SweepFailedError(f"row {row} diverged with every value of {field}")
+        chosen[row] = value
+    return sweep.choose(chosen)
+
+
+def trial_scores(sweep: Sweep, statuses: Sequence[RunStatus]) -> dict[FieldValue, float] | None:
+    """Return the mean log perplexity of one row's trials by value; None if a trial is missing."""
+    if sweep.tuning is None:
+        return None
+    losses: dict[FieldValue, list[float]] = {value: [] for value in sweep.tuning.values}
+    for status in statuses:
+        loss = _loss(status)
+        if loss is None:
+            return None
+        losses[sweep.tuning.value_of(status.run.config)].append(loss)
+    complete = all(len(x) == len(sweep.tuning.seeds) for x in losses.values())
+    return {value: statistics.fmean(x) for value, x in losses.items()} if complete else None
+
+
+def _loss(status: RunStatus) -> float | None:
+    """Return a trial's log perplexity on the development set, or None if it has not ended."""
+    if _has_diverged(status):
+        return math.inf
+    perplexity = status.scores.get("dev", {}).get("perplexity")
+    if status.status != "done" or not is_number(perplexity):
+        return None
+    return math.log(perplexity) if math.isfinite(perplexity) else math.inf
+
+
+def _has_diverged(status: RunStatus) -> bool:
+    return status.status == "failed" and status.exit_code == DivergedError.exit_code
