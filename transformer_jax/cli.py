@@ -1,7 +1,6 @@
 """Run `transformer-jax COMMAND ...`, and report errors as one-line messages with exit codes."""
 
 import dataclasses
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import run_and_report, stderr, stdout, use_utf8
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
+from transformer_jax.runs.versions import package_version
 
 HELP_OPTIONS = {"-h", "--help", "--help-all"}
 HELP = {"help", *HELP_OPTIONS}
@@ -38,7 +38,7 @@ def _dispatch(arguments: list[str]) -> None:
     if name == "help":
         name, *rest = arguments = [rest[0], "--help"]
     if name in VERSION:
-        stdout.print(importlib.metadata.version("transformer-jax"))
+        stdout.print(package_version())
         return
     if name == "completion":
         stdout.print(completion_script(rest, COMMANDS))

@@ -3,18 +3,30 @@
 import importlib.metadata
 import platform
 import subprocess
+import tomllib
 from pathlib import Path
 
 PACKAGES = (
     *("flax", "jax", "jaxlib", "num2words", "numpy", "optax"),
-    *("orbax-checkpoint", "sentencepiece", "transformer-jax"),
+    *("orbax-checkpoint", "sentencepiece"),
 )
+
+
+def package_version() -> str:
+    """Return this package's version, also if it runs from a source folder and is not installed."""
+    try:
+        return importlib.metadata.version("transformer-jax")
+    except importlib.metadata.PackageNotFoundError:
+        project = Path(__file__).parents[2] / "pyproject.toml"
+        if not project.exists():
+            return "unknown"
+        return tomllib.loads(project.read_text("utf-8"))["project"]["version"]
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that may affect results."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **versions}
+    return {"python": platform.python_version(), **versions, "transformer-jax": package_version()}
 
 
 def source_commit() -> str:
