@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from example_configs import SMALL, metrics_of
 from processes import Forks
-from training_runs import assert_same, share_compiled_steps, state_of, train
+from training_runs import assert_same, scores_of, share_compiled_steps, state_of, train
 from zygote import MOMENTS
 
 import transformer_jax
@@ -192,6 +192,24 @@ def test_a_signal_at_any_time_loses_no_step(
             assert f"saved at step {newest_step(path)};" in message
     trainer.finish(path)
     assert_equal(path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_during_an_evaluation_is_answered_before_the_next_batch(
+    trainer: Trainer, undisturbed: Path
+) -> None:
+    trainer.read_log()
+    path = trainer.folder / "evaluation"
+    # The first evaluation with a search, after which a batch of translations is reported, is the
+    # last one.
+    assert trainer.wait(trainer.train(path, die="SIGTERM")) == 75
+    message = trainer.read_log().splitlines()[-1]
+    assert f"SIGTERM: saved at step 60; resume with `transformer-jax resume {path}`" in message
+    assert newest_step(path) == 60
+    assert max(scores_of(path)) == 40
+    trainer.finish(path)
+    assert_equal(path, undisturbed)
+    assert scores_of(path) == scores_of(undisturbed)
 
 
 @pytest.mark.exhaustive

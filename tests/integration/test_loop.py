@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import shlex
@@ -51,6 +52,77 @@ def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
     assert_same(state_of(path), state_of(whole_run))
     assert metrics_of(path) == metrics_of(whole_run)
     assert scores_of(path) == scores_of(whole_run)
+
+
+def signal_during_evaluation(patch: pytest.MonkeyPatch, number: int, name: str) -> None:
+    """Arrange for the `number`-th evaluation to receive SIGTERM when it calls a function."""
+    function, calls = getattr(evaluation, name), itertools.count(1)
+
+    def signal_and_call(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            signal.raise_signal(signal.SIGTERM)
+        return function(*arguments, **options)
+
+    patch.setattr(evaluation, name, signal_and_call)
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "name"), [(1, 4, "score_with_loss"), (2, 8, "perplexity")]
+)
+def test_an_evaluation_that_a_signal_stops_is_repeated_when_the_run_resumes(
+    whole_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    step: int,
+    name: str,
+) -> None:
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        signal_during_evaluation(patch, number, name)
+        with pytest.raises(RunInterrupted, match=f"SIGTERM: saved at step {step}; resume with"):
+            train(SMALL, path)
+    assert state_of(path)[0] == step
+    assert step not in scores_of(path)
+    assert step not in dev_reports(path)
+    resume(path)
+    assert_same(state_of(path), state_of(whole_run))
+    assert metrics_of(path) == metrics_of(whole_run)
+    assert scores_of(path) == scores_of(whole_run)
+    last, whole = (x / "checkpoints/8/checkpoint.json" for x in (path, whole_run))
+    assert json.loads(last.read_text()) == json.loads(whole.read_text())
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_a_signal_stops_can_end_training_when_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checkpoint at step 6 is the second one without an improvement, and no report is scheduled
+    # at this step.
+    changes = {"checkpoint_every": 2, "patience": 2, "log_every": 4, "bleu_every": 100}
+    config = SMALL.change(train=changes)
+
+    def score_worse_and_worse(patch: pytest.MonkeyPatch, first: float) -> None:
+        values = itertools.count(first)
+        patch.setattr(evaluation, "perplexity", lambda _: float(next(values)))
+
+    with monkeypatch.context() as patch:
+        score_worse_and_worse(patch, 5)
+        whole = train(config, tmp_path / "whole")
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        score_worse_and_worse(patch, 5)
+        signal_during_evaluation(patch, 3, "score_with_loss")
+        with pytest.raises(RunInterrupted, match="at step 6;"):
+            train(config, path)
+    with monkeypatch.context() as patch:
+        score_worse_and_worse(patch, 7)
+        resume(path)
+    assert state_of(path)[0] == 6
+    assert_same(state_of(path), state_of(whole))
+    assert metrics_of(path) == metrics_of(whole)
+    assert train_reports(path) == [4, 6]
+    assert scores_of(path) == scores_of(whole)
 
 
 def test_an_interrupted_run_says_that_it_is_saved_before_it_waits_for_the_compiler(

@@ -21,8 +21,10 @@ import jax
 
 # Import the modules that a child process needs, without initializing devices or starting threads.
 import transformer_jax.training.loop  # noqa: F401
+from transformer_jax import progress
 from transformer_jax.cli import main
 from transformer_jax.runs import array_store, checksums
+from transformer_jax.training import evaluation
 
 
 def die() -> None:
@@ -65,9 +67,26 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after the checksums": lambda: die_after(checksums, "write"),
     "before the rename": lambda: die_before(Path, "rename", "checkpoints/."),
     "after the rename": lambda: die_after(Path, "rename", "checkpoints/."),
+    "during an evaluation": lambda: die_before(evaluation, "perplexity", count=1),
+    "before the score is recorded": lambda: die_before(checksums, "replace", count=1),
+    "while the score is recorded": lambda: die_before(Path, "replace", ".20.checkpoint.json"),
+    "before the checksum of the score": lambda: die_after(Path, "replace", ".20.checkpoint.json"),
     "before the old checkpoint is removed": lambda: die_before(shutil, "rmtree", ".old-", 1),
     "while the old checkpoint is removed": lambda: die_before(os, "rmdir", "params", 1),
 }
+
+
+def interrupt_evaluation() -> None:
+    """Let this process receive SIGTERM after the first batch of its first evaluation."""
+    advance, done = progress.advance, [0]
+
+    def advance_and_signal(count: int) -> None:
+        done[0] += count
+        if count and done[0] == count:
+            signal.raise_signal(signal.SIGTERM)
+        advance(count)
+
+    progress.advance = advance_and_signal
 
 
 def run(
@@ -89,7 +108,8 @@ def run(
         folder: the working directory of the command.
         programs: the folder of the compilation cache; defaults to the test cache.
         num_devices: the number of simulated devices.
-        die: the moment at which the process kills itself; one of `MOMENTS`.
+        die: the moment at which the process kills itself (one of `MOMENTS`), or "SIGTERM" for
+            `interrupt_evaluation`.
     """
     for source, target in ((os.devnull, 0), (output or log, 1), (log, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND), target)
@@ -98,7 +118,7 @@ def run(
         jax.config.update("jax_compilation_cache_dir", programs)
     jax.config.update("jax_num_cpu_devices", num_devices)
     if die is not None:
-        MOMENTS[die]()
+        MOMENTS.get(die, interrupt_evaluation)()
     return main(arguments)
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from transformer_jax import progress
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
@@ -19,6 +20,7 @@ from transformer_jax.model.losses import LOSSES, Loss, cross_entropy
 
 # The maximum number of source or target tokens in a batch, including padding.
 SCORING_TOKENS = 4096
+NUM_AHEAD = 4
 
 
 class SentenceScore(NamedTuple):
@@ -47,10 +49,12 @@ def scoring_batches(source: Ragged, target: Ragged) -> Batches:
 
 
 def score_sentences(model: EncoderDecoder, params: Params, batches: Batches) -> list[SentenceScore]:
-    """Return the scores of all pairs, in order."""
-    # Dispatch all batches before waiting for the first result.
-    losses = [_losses(params, batches[i], model=model)[0] for i in range(batches.per_epoch)]
-    return _collect(batches, losses)
+    """Return the scores of all pairs, in order.
+
+    Before each batch, this function and `score_with_loss` call the current task's reporter (see
+    `progress.task`), which can end the computation by raising an exception.
+    """
+    return _collect(batches, [nll for nll, _ in _run_batches(model, params, batches, None)])
 
 
 def score_with_loss(
@@ -64,12 +68,24 @@ def score_with_loss(
         # Configs that differ only in other fields share the compiled programs.
         fields = ("label_smoothing", "label_smoothing_over", "z_loss")
         config = TrainConfig(**{name: getattr(config, name) for name in fields})
-    steps = range(batches.per_epoch)
-    losses = [_losses(params, batches[i], model=model, config=config) for i in steps]
+    losses = _run_batches(model, params, batches, config)
     totals = jax.device_get([loss for _, loss in losses if loss is not None])
     smoothed = math.fsum(float(loss.smoothed) for loss in totals)
     tokens = math.fsum(float(loss.count) for loss in totals)
     return _collect(batches, [nll for nll, _ in losses]), smoothed / tokens
+
+
+def _run_batches(
+    model: EncoderDecoder, params: Params, batches: Batches, config: TrainConfig | None
+) -> list[tuple[Float[Array, " B"], Loss | None]]:
+    """Return the result of `_losses` for each batch."""
+    losses: list[tuple[Float[Array, " B"], Loss | None]] = []
+    for step in range(batches.per_epoch):
+        progress.advance(0)
+        losses.append(_losses(params, batches[step], model=model, config=config))
+        # Let the host run only a few batches ahead of the device.
+        jax.block_until_ready(losses[max(0, step - NUM_AHEAD)])
+    return losses
 
 
 def _collect(batches: Batches, losses: Sequence[Float[Array, " _"]]) -> list[SentenceScore]:

@@ -9,9 +9,10 @@ A checkpoint is first written to a hidden folder, such as `.120`. Once all files
 are on disk, a rename makes it visible. Only then are superseded checkpoints deleted. A damaged
 checkpoint is renamed, for example to `bad-120`, and the previous one is used.
 
-A checkpoint at a scheduled step has a development score. A checkpoint that is saved at another
-step, because of a signal, a timer, or the end of training, has no score. Only scheduled checkpoints
-are averaged or chosen as the best, so signals and the timer do not affect results.
+A checkpoint at a scheduled step has a development score, which is recorded after the checkpoint is
+saved. A checkpoint that is saved at another step, because of a signal, a timer, or the end of
+training, has no score. Only scheduled checkpoints are averaged or chosen as the best, so signals
+and the timer do not affect results.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ import jax
 from jaxtyping import PyTree
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
-from transformer_jax.files import JsonObject, sync
+from transformer_jax.files import JsonObject, sync, write_text
 from transformer_jax.progress import note
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
-from transformer_jax.runs.checkpoint_metadata import CheckpointMetadata
+from transformer_jax.runs.checkpoint_metadata import NAME, CheckpointMetadata, DevScores
 from transformer_jax.runs.checksums import CorruptionError
 
 STEP = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
@@ -62,6 +63,10 @@ class CheckpointManager:
             folder.mkdir(parents=True, exist_ok=True)
             for partial in (".[0-9]*", ".old-*"):
                 array_store.remove_partial(folder, partial)
+            for step in self.steps:
+                # `latest_valid` describes any damage.
+                with contextlib.suppress(CorruptionError, OSError):
+                    checksums.finish_replacement(folder / str(step))
         self._verified = set[int]()
         self._metadata: dict[int, CheckpointMetadata] = {}
         self._damage: dict[int, str] = {}
@@ -164,26 +169,55 @@ class CheckpointManager:
         perplexity: float | None,
         metadata: Mapping[str, object],
         smoothed_loss: float | None = None,
+        *,
+        awaits_score: bool = False,
     ) -> None:
         """Start writing JSON metadata and trees of arrays. Call `prepare_save` first.
 
         After this method returns, the caller may donate the arrays. If the background write fails,
         the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity`
         and `smoothed_loss` are the scores on the development set, or None if the step is not
-        scheduled.
+        scheduled. If `awaits_score` is true, no checkpoint is deleted before `record_score`.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)
         with self._as_storage_error(step):
             write = array_store.save_async(self.folder / f".{step}", arrays)
         self._metadata[step] = content
+        superseded = set[int]() if awaits_score else self._supersede()
+        self._pending = self._writer.submit(self._finish, step, write, content, superseded)
+
+    def record_score(
+        self, step: int, scores: DevScores | None, metadata: Mapping[str, object]
+    ) -> None:
+        """Start replacing the scores and the metadata of the latest checkpoint.
+
+        Errors are raised as for `save`.
+        """
+        perplexity, smoothed_loss = scores or (None, None)
+        content = self._metadata[step]._replace(
+            perplexity=perplexity, smoothed_loss=smoothed_loss, custom_metadata=dict(metadata)
+        )
+        self._metadata[step] = content
+        superseded, pending = self._supersede(), self._pending
+        self._pending = self._writer.submit(self._finish_score, step, pending, content, superseded)
+
+    def discard(self, step: int) -> None:
+        """Delete a checkpoint after its write has finished. Only the primary process does so."""
+        self.wait()
+        del self._metadata[step]
+        if self._is_primary:
+            self._delete({step})
+
+    def _supersede(self) -> set[int]:
+        """Forget the superseded checkpoints, and return their steps."""
         scores = self.scores
-        best = min(scores, key=lambda step: (scores[step], step), default=step)
+        best = min(scores, key=lambda step: (scores[step], step), default=0)
         kept = {max(self._metadata), best, *list(self.perplexities)[-(self._keep or 1) :]}
         superseded = self._metadata.keys() - kept
         for old in superseded:
             del self._metadata[old]
-        self._pending = self._writer.submit(self._finish, step, write, content, superseded)
+        return superseded
 
     def is_writing(self) -> bool:
         """Return whether a write is in progress."""
@@ -249,16 +283,40 @@ class CheckpointManager:
             # file exists.
             for marker in temporary.glob("commit_success.txt"):
                 marker.write_bytes(b"")
-            content.write(temporary, step, self._identity)
+            write_text(temporary / NAME, content.to_json(step, self._identity))
             checksums.write(temporary)
             temporary.rename(self.folder / str(step))
             sync(self.folder)
-            self._verified -= superseded
-            for old in superseded:
-                # Rename before deleting, so that a numeric name always implies a complete
-                # checkpoint. The user may have deleted the checkpoint already.
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree((self.folder / str(old)).rename(self.folder / f".old-{old}"))
+            self._delete(superseded)
+
+    def _finish_score(
+        self,
+        step: int,
+        pending: Future[None] | None,
+        content: CheckpointMetadata,
+        superseded: set[int],
+    ) -> None:
+        """Record a score once the checkpoint is on disk, and delete superseded checkpoints."""
+        if pending is not None:
+            pending.result()
+        if not self._is_primary:
+            return
+        try:
+            text = content.to_json(step, self._identity)
+            checksums.replace(self.folder / str(step), NAME, text)
+            self._delete(superseded)
+        except (OSError, CorruptionError) as error:
+            raise StorageError(
+                f"the score of checkpoint {step} could not be recorded: {summarize_error(error)}"
+            ) from error
+
+    def _delete(self, steps: set[int]) -> None:
+        self._verified -= steps
+        for step in steps:
+            # Rename before deleting, so that a numeric name always implies a complete checkpoint.
+            # The user may have deleted the checkpoint already.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree((self.folder / str(step)).rename(self.folder / f".old-{step}"))
 
     @contextlib.contextmanager
     def _as_storage_error(self, step: int) -> Iterator[None]:

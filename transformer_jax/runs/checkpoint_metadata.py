@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Self
 
 from transformer_jax.config import Config
 from transformer_jax.errors import StorageError
-from transformer_jax.files import INVALID_JSON, JsonObject, write_json
+from transformer_jax.files import INVALID_JSON, JsonObject
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.checksums import CorruptionError
 
@@ -91,7 +91,7 @@ class CheckpointMetadata(NamedTuple):
         except (OSError, *INVALID_JSON, KeyError, AttributeError) as error:
             raise StorageError(f"checkpoint {step} cannot be read: {error}") from error
 
-    def write(self, folder: Path, step: int, identity: Mapping[str, object]) -> None:
-        """Write the metadata to a folder, together with the step and the run's identity."""
+    def to_json(self, step: int, identity: Mapping[str, object]) -> str:
+        """Return the contents of the file, which include the step and the run's identity."""
         content = {"format": FORMAT, "step": step, **self._asdict(), "run": dict(identity)}
-        write_json(folder / NAME, content)
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -17,11 +17,12 @@ from transformer_jax.distributed.processes import Vote
 
 
 class DueActions(NamedTuple):
-    """The actions after a step, in this order: report, evaluate, save, and interrupt."""
+    """The actions after a step, in this order: report, save, evaluate, and interrupt."""
 
     report: bool
     evaluate: bool
-    """Whether to compute the perplexity on the development set. If true, `save` is also true."""
+    """Whether to compute the perplexity on the development set. If true, `save` is also true. If
+    `interrupt` is true, the resumed run evaluates the checkpoint instead."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
@@ -78,8 +79,7 @@ class ActionSchedule:
             save=save,
             is_scheduled=is_scheduled,
             keep_pending_metrics=save and not is_report_scheduled,
-            # After the last step, there is nothing left to interrupt.
-            interrupt=vote.signal != 0 and not is_last,
+            interrupt=vote.signal != 0,
         )
 
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:

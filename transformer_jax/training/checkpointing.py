@@ -13,16 +13,20 @@ from transformer_jax.config import Config
 from transformer_jax.distributed.preemption import CheckpointTimer
 from transformer_jax.errors import StorageError
 from transformer_jax.model.encoder_decoder import Params
+from transformer_jax.model.losses import Loss
 from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.checkpoint_metadata import DevScores
 from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.meter import Sums
-from transformer_jax.training.step import TrainState, init_state
+from transformer_jax.training.step import StepMetrics, TrainState, init_state
 
 # The `TrainState` counters that checkpoints store as metadata.
 COUNTS = ("skipped", "skipped_in_a_row")
+# The gradient norm at the step of a checkpoint that awaits its score. If the score ends training,
+# the last report contains this value.
+UNSCORED = "unscored_gradient_norm"
 
 
 class AveragingState(NamedTuple):
@@ -67,7 +71,7 @@ def describe_devices() -> str:
 class Checkpointer:
     """A manager that saves and restores a run's state and decides when a recovery save is due.
 
-    All processes must call `restore`, `save`, and `wait` at the same steps.
+    All processes must call `restore`, `save`, `record_score`, and `wait` at the same steps.
     """
 
     def __init__(self, run: RunComponents) -> None:
@@ -93,6 +97,9 @@ class Checkpointer:
         self._is_empty = latest is None
         self.last_step = latest or 0
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
+        self.unscored: StepMetrics | None = None
+        """If the restored checkpoint awaits its score, the metrics of its step, without the loss.
+        An interruption can leave such a checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
         """Return the latest checkpoint's state (or the initial state) and the pending metrics.
@@ -109,6 +116,9 @@ class Checkpointer:
         try:
             pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
             counts = {name: jnp.int32(metadata[name]) for name in COUNTS}
+            if UNSCORED in metadata:
+                norm = jnp.float32(metadata[UNSCORED])
+                self.unscored = StepMetrics(Loss(*jnp.zeros(3)), norm, **counts)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error
         seed, params, opt_state = jnp.int32(config.seed), arrays["params"], arrays["optimizer"]
@@ -137,25 +147,36 @@ class Checkpointer:
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
-        self, step: int, state: TrainState, pending_metrics: Sums, scores: DevScores | None
+        self, step: int, state: TrainState, pending_metrics: Sums, unscored: StepMetrics | None
     ) -> None:
         """Start writing a checkpoint. After this method returns, the caller can donate the state.
 
-        `scores` is None unless the checkpoint is scheduled.
+        If the step is to be evaluated, `unscored` contains its metrics, and `record_score` must
+        follow. If a signal ends the run before that, the resumed run evaluates the checkpoint.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.
         """
-        arrays, metadata = (
-            checkpoint_arrays(state),
-            checkpoint_metadata(state, pending_metrics, self._run.folder.config),
-        )
+        arrays = checkpoint_arrays(state)
+        metadata = checkpoint_metadata(state, pending_metrics, self._run.folder.config)
+        if unscored is not None:
+            metadata[UNSCORED] = float(unscored.gradient_norm)
         self._manager.prepare_save(step, arrays)
         self._run.group.barrier()
-        perplexity, smoothed_loss = scores or (None, None)
-        self._manager.save(step, arrays, perplexity, metadata, smoothed_loss)
+        self._manager.save(step, arrays, None, metadata, awaits_score=unscored is not None)
         self._timer.record_save()
         self.last_step = step
+
+    def record_score(self, scores: DevScores | None) -> None:
+        """Start adding the scores to the latest checkpoint; None if it is not a scheduled one."""
+        metadata = self._manager.metadata(self.last_step)
+        metadata.pop(UNSCORED, None)
+        self._manager.record_score(self.last_step, scores, metadata)
+        self.unscored = None
+
+    def discard(self) -> None:
+        """Delete the latest checkpoint, because its perplexity is not finite."""
+        self._manager.discard(self.last_step)
 
     def wait(self) -> None:
         """Wait until all processes have written their checkpoints to disk.

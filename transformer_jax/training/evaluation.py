@@ -5,8 +5,11 @@ For tasks other than translation, also compute the task's main score from the gr
 
 import dataclasses
 import math
+import signal
 
+from transformer_jax import progress
 from transformer_jax.data.corpora import bleu_tokenizer
+from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.errors import DivergedError, memory_errors
 from transformer_jax.evaluation.perplexity import perplexity, score_with_loss, scoring_batches
 from transformer_jax.evaluation.scores import check_tokenizer, score
@@ -25,11 +28,21 @@ DIVERGENCE_ADVICE = (
 NUM_SAMPLES = 20
 
 
+class EvaluationStoppedError(Exception):
+    """A signal arrived during an evaluation, which has therefore no result."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class DevEvaluator:
     """An evaluator that scores parameters on the development set and writes the scores."""
 
-    def __init__(self, run: RunComponents, writer: MetricWriter) -> None:
-        self._run, self._writer = run, writer
+    def __init__(
+        self, run: RunComponents, writer: MetricWriter, shutdown: GracefulShutdown
+    ) -> None:
+        self._run, self._writer, self._shutdown = run, writer, shutdown
         config = run.folder.config
         self._bleu_tokenizer, self._task = bleu_tokenizer(config.data), config.data.task
         # Report invalid references before training instead of after the first search.
@@ -49,6 +62,8 @@ class DevEvaluator:
 
         Raises:
             DivergedError: a score is not finite.
+            EvaluationStoppedError: the primary process received a signal. The evaluation ends
+                after the current batch, and all processes raise this error.
             OutOfMemoryError: the device does not have enough memory.
         """
         group = self._run.group
@@ -57,11 +72,28 @@ class DevEvaluator:
             "device with more memory; earlier checkpoints are intact"
         ):
             params = self._run.sharding.to_local_device(state.evaluation_params)
-            scores = self._score(params, step, translate) if group.is_primary else (0.0, 0.0)
-            return DevScores(*group.broadcast(scores))
+            scored = self._score(params, step, translate) if group.is_primary else ((0.0, 0.0), 0)
+            scores, number = group.broadcast(scored)
+        if number:
+            raise EvaluationStoppedError(number)
+        return DevScores(*scores)
 
-    def _score(self, params: Params, step: int, translate: bool) -> DevScores:
-        self._writer.set_status("evaluating")
+    def _score(self, params: Params, step: int, translate: bool) -> tuple[tuple[float, float], int]:
+        """Return the scores and 0, or zeros and the number of the signal that arrived."""
+        try:
+            sources, _ = self._run.prepared.lines("dev")
+            with progress.report_to(self._check_signal), progress.task("evaluating", len(sources)):
+                return self._compute(params, step, translate), 0
+        except EvaluationStoppedError as error:
+            return (0.0, 0.0), error.number
+
+    def _check_signal(self, activity: str, done: int, total: int) -> None:
+        """Show the progress of the evaluation, or end the evaluation after a signal."""
+        if self._shutdown.signal is not None:
+            raise EvaluationStoppedError(self._shutdown.signal)
+        self._writer.set_status(f"{activity} {done}/{total}" if done else activity)
+
+    def _compute(self, params: Params, step: int, translate: bool) -> DevScores:
         run = self._run
         sentences, smoothed_loss = score_with_loss(
             run.model, params, self._batches, run.folder.config.train

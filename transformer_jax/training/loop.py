@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+from dataclasses import dataclass
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -11,7 +13,7 @@ from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
-from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus
+from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus, Vote
 from transformer_jax.errors import DivergedError, RunInterrupted, Setting, memory_errors
 from transformer_jax.files import write_json
 from transformer_jax.runs.lock import exclusive_lock
@@ -21,9 +23,13 @@ from transformer_jax.training.actions import DueActions
 from transformer_jax.training.checkpointing import Checkpointer
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
-from transformer_jax.training.evaluation import DIVERGENCE_ADVICE, DevEvaluator
+from transformer_jax.training.evaluation import (
+    DIVERGENCE_ADVICE,
+    DevEvaluator,
+    EvaluationStoppedError,
+)
 from transformer_jax.training.flops import peak_flops
-from transformer_jax.training.meter import Meter, Sums
+from transformer_jax.training.meter import Meter
 from transformer_jax.training.metric_writer import Callback, MetricWriter, NullWriter
 from transformer_jax.training.schedule import learning_rate_schedule
 from transformer_jax.training.step import TrainState, TrainStep
@@ -31,6 +37,7 @@ from transformer_jax.training.tracing import StepTracer
 
 # A run ends after this many consecutive steps with a non-finite loss or gradient.
 MAX_SKIPPED_STEPS = 10
+NO_VOTE = Vote(0, 0, False)
 
 
 def run_training(
@@ -96,7 +103,8 @@ def _train(
         shutdown.check()
         restored = checkpointer.last_step
         is_done = restored >= config.train.steps
-        if is_done or schedule.is_out_of_patience(restored, checkpointer.scores):
+        has_ended = is_done or schedule.is_out_of_patience(restored, checkpointer.scores)
+        if has_ended and checkpointer.unscored is None:
             reason = (
                 "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
             )
@@ -114,7 +122,7 @@ def _train(
         pending_steps = range(restored - len(pending) + 1, restored + 1)
         pending_flops = sum(map(run.step_flops, pending_steps))
         peak = run.group.count * peak_flops(config.model.dtype)
-        meter = Meter(peak, pending, pending_flops)
+        meter = Meter(peak, pending, pending_flops, checkpointer.unscored)
         writer_type = MetricWriter if run.group.is_primary else NullWriter
         with writer_type(run.folder, console, callback, step=restored) as writer:
             _run_steps(run, state, meter, checkpointer, writer, shutdown)
@@ -136,8 +144,13 @@ def _run_steps(
 ) -> None:
     """Train from the latest checkpoint until the schedule or a signal ends the run."""
     config, schedule, restored = run.folder.config, run.schedule, checkpointer.last_step
-    evaluator = DevEvaluator(run, writer)
+    checkpoints = _Checkpoints(run, checkpointer, writer, shutdown)
     consensus = StepConsensus(run.group)
+    if checkpointer.unscored is not None:
+        with meter.paused():
+            checkpoints.score(schedule.after(restored, NO_VOTE, restored), state)
+        if checkpoints.are_out_of_patience():
+            return
     with (
         CompiledStep(TrainStep(run.model, config.train), run.sharding) as train_step,
         _make_tracer(run, writer, after=restored + config.train.log_every) as tracer,
@@ -170,33 +183,65 @@ def _run_steps(
             if due.report:
                 writer.report(step, "train", _read_metrics(meter, config, step))
             if due.save:
+                unscored = meter.last if due.evaluate else None
                 with meter.paused():
-                    _evaluate_and_save(due, step, state, pending, evaluator, checkpointer)
-            if due.interrupt:
-                checkpointer.wait()
-                if train_step.is_compiling_ahead():
-                    writer.say(f"saved at step {step}; waiting for a compilation to finish")
-                name = signal.Signals(vote.signal).name
-                raise RunInterrupted(f"{name}: saved at step {step}; {shutdown.resume_hint}")
+                    heartbeat.busy("evaluating or saving")
+                    checkpointer.save(step, state, pending, unscored)
+                    if due.interrupt:
+                        checkpoints.interrupt(vote.signal, train_step)
+                    if due.evaluate:
+                        checkpoints.score(due, state, train_step)
             tracer.after_step(step, state)
-            if schedule.is_out_of_patience(step, checkpointer.scores):
-                count, name = config.train.patience, config.train.patience_metric.replace("_", " ")
-                writer.say(f"early stopping: {name} has not improved for {count} checkpoints")
+            if checkpoints.are_out_of_patience():
                 break
 
 
-def _evaluate_and_save(
-    due: DueActions,
-    step: int,
-    state: TrainState,
-    pending: Sums,
-    evaluator: DevEvaluator,
-    checkpointer: Checkpointer,
-) -> None:
-    heartbeat.busy("evaluating or saving")
-    score = evaluator.evaluate(state, step, translate=due.translate) if due.evaluate else None
-    # Only scheduled checkpoints have a score (see `actions`).
-    checkpointer.save(step, state, pending, score if due.is_scheduled else None)
+@dataclass
+class _Checkpoints:
+    """The checkpoints of a run, and what their scores and signals lead to."""
+
+    run: RunComponents
+    checkpointer: Checkpointer
+    writer: MetricWriter
+    shutdown: GracefulShutdown
+
+    def __post_init__(self) -> None:
+        self._evaluator = DevEvaluator(self.run, self.writer, self.shutdown)
+
+    def score(
+        self, due: DueActions, state: TrainState, train_step: CompiledStep | None = None
+    ) -> None:
+        """Evaluate the latest checkpoint, whose state is `state`, and record its score."""
+        step = self.checkpointer.last_step
+        try:
+            scores = self._evaluator.evaluate(state, step, translate=due.translate)
+        except EvaluationStoppedError as stopped:
+            self.interrupt(stopped.number, train_step)
+        except DivergedError:
+            self.checkpointer.discard()
+            raise
+        # Only scheduled checkpoints have a score (see `actions`).
+        self.checkpointer.record_score(scores if due.is_scheduled else None)
+
+    def interrupt(self, number: int, train_step: CompiledStep | None) -> NoReturn:
+        """Wait for the latest checkpoint, and end the run because of a signal."""
+        step = self.checkpointer.last_step
+        self.checkpointer.wait()
+        if train_step is not None and train_step.is_compiling_ahead():
+            self.writer.say(f"saved at step {step}; waiting for a compilation to finish")
+        name = signal.Signals(number).name
+        raise RunInterrupted(f"{name}: saved at step {step}; {self.shutdown.resume_hint}")
+
+    def are_out_of_patience(self) -> bool:
+        """Return whether training ends at the latest checkpoint, and say so."""
+        train, step = self.run.folder.config.train, self.checkpointer.last_step
+        is_out = self.run.schedule.is_out_of_patience(step, self.checkpointer.scores)
+        if is_out:
+            name = train.patience_metric.replace("_", " ")
+            self.writer.say(
+                f"early stopping: {name} has not improved for {train.patience} checkpoints"
+            )
+        return is_out
 
 
 def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:

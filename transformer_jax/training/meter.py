@@ -20,13 +20,20 @@ class Meter:
     LAG = 2
     """The number of steps that the host can run ahead of the devices."""
 
-    def __init__(self, peak: float, pending: Sums, pending_flops: float = 0.0) -> None:
+    def __init__(
+        self,
+        peak: float,
+        pending: Sums,
+        pending_flops: float = 0.0,
+        last: StepMetrics | None = None,
+    ) -> None:
         """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
         `pending` contains the `pending_metrics` of an interrupted process, which the next report
-        includes. `pending_flops` is the number of FLOPs in the pending steps.
+        includes. `pending_flops` is the number of FLOPs in the pending steps, and `last` contains
+        the metrics of the last of them, if a report without further steps may follow.
         """
-        self._peak = peak
+        self._peak, self._last = peak, last
         self._reset(pending, pending_flops)
 
     def _reset(self, pending: Sums, pending_flops: float) -> None:
@@ -38,6 +45,7 @@ class Meter:
     def add(self, metrics: StepMetrics, flops: float) -> None:
         """Record the latest step without waiting for it to finish."""
         self._metrics.append(metrics)
+        self._last = metrics
         self._flops += flops
 
     def wait_for_earlier_step(self) -> int:
@@ -65,7 +73,9 @@ class Meter:
     @property
     def last(self) -> StepMetrics:
         """The metrics of the latest step."""
-        return self._metrics[-1]
+        if self._last is None:
+            raise ValueError("there is no step to report")
+        return self._last
 
     def pending_metrics(self) -> Sums:
         """Return the sums for each step since the last report, including those in `pending`."""

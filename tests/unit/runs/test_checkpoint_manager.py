@@ -24,9 +24,10 @@ from run_files import (
 
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
-from transformer_jax.runs import checkpoint_metadata, checksums
+from transformer_jax.runs import checkpoint_manager, checkpoint_metadata, checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.checkpoint_metadata import DevScores
 
 
 def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
@@ -79,6 +80,44 @@ def test_the_metric_selects_the_best_checkpoint(tmp_path: Path) -> None:
         checkpoints.save(5, with_optimizer(params_of(5)), 1.0, {})
         assert checkpoints.scores == {2: 1.731}
     assert steps_on_disk(folder) == {2, 5}
+
+
+def test_no_checkpoint_is_deleted_until_the_score_is_recorded(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    write_steps(folder, {1: 5.0, 2: 9.0, 3: None}, keep=1)
+    with CheckpointManager(folder, IDENTITY, keep=1) as checkpoints:
+        checkpoints.save(4, with_optimizer(params_of(4)), None, {"a": 1}, awaits_score=True)
+        checkpoints.wait()
+        assert steps_on_disk(folder) == {1, 2, 3, 4}
+        with CheckpointManager(folder, IDENTITY) as reader:
+            assert reader.latest_valid() == 4
+            assert list(reader.perplexities) == [1, 2]
+        checkpoints.record_score(4, DevScores(7.0, 1.5), {"b": 2})
+    assert steps_on_disk(folder) == {1, 4}
+    with CheckpointManager(folder, IDENTITY) as reader:
+        assert reader.latest_valid() == 4
+        assert reader.perplexities == {1: 5.0, 4: 7.0}
+        assert reader.metadata(4) == {"b": 2}
+        assert first_value(reader, 4) == 4
+
+
+def test_a_discarded_checkpoint_leaves_the_previous_one(tmp_path: Path) -> None:
+    write_steps(tmp_path / "c", {1: 5.0})
+    with CheckpointManager(tmp_path / "c", IDENTITY, keep=1) as checkpoints:
+        checkpoints.save(2, with_optimizer(params_of(2)), None, {}, awaits_score=True)
+        checkpoints.discard(2)
+        assert checkpoints.latest_valid() == 1
+    assert steps_on_disk(tmp_path / "c") == {1}
+
+
+def test_a_score_that_cannot_be_recorded_is_an_error(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "c", IDENTITY, keep=1) as checkpoints:
+        checkpoints.save(1, with_optimizer(params_of(1)), None, {}, awaits_score=True)
+        checkpoints.wait()
+        shutil.rmtree(tmp_path / "c" / "1")
+        checkpoints.record_score(1, None, {})
+        with pytest.raises(StorageError, match="score of checkpoint 1 could not be recorded: "):
+            checkpoints.wait()
 
 
 def test_a_user_may_delete_an_old_checkpoint_during_training(tmp_path: Path) -> None:
@@ -329,7 +368,7 @@ def test_a_disk_that_fills_at_the_last_file_leaves_nothing_partial(
             if file == "SHA256SUMS":
                 patch.setattr(checksums, "write_text", no_space)
             else:
-                patch.setattr(checkpoint_metadata, "write_json", no_space)
+                patch.setattr(checkpoint_manager, "write_text", no_space)
             checkpoints.save(2, with_optimizer(params_of(2)), None, {})
             with pytest.raises(StorageError, match="could not be written: No space left"):
                 checkpoints.wait()

@@ -16,7 +16,8 @@ def checkpoint(tmp_path: Path) -> Path:
     """A folder that contains the metadata of checkpoint 4."""
     folder = tmp_path / "run" / "checkpoints" / "4"
     folder.mkdir(parents=True)
-    CheckpointMetadata(9.0, 1, {"skipped": 2}, 2.5).write(folder, 4, IDENTITY)
+    text = CheckpointMetadata(9.0, 1, {"skipped": 2}, 2.5).to_json(4, IDENTITY)
+    (folder / "checkpoint.json").write_text(text)
     checksums.write(folder)
     return folder
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,67 @@ def test_an_unchanged_folder_passes_and_sha256sum_agrees(folder: Path) -> None:
     command = ["sha256sum", "--check", "--strict", checksums.NAME]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert result.stdout.count(": OK") == 5
+
+
+def test_a_folder_is_intact_at_every_moment_of_a_replacement(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intact = [0]
+    rename = Path.replace
+
+    def check_and_rename(path: Path, target: Path) -> Path:
+        checksums.check(folder)
+        intact[0] += 1
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", check_and_rename)
+    checksums.replace(folder, "b/d.json", "new")
+    assert intact[0] >= 3
+    assert checksums.read(folder, "b/d.json") == b"new"
+    command = ["sha256sum", "--check", "--strict", checksums.NAME]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert result.stdout.count(": OK") == 5
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_an_interrupted_replacement_can_be_finished(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    before = (folder / "a").read_bytes()
+    overwrite, calls = checksums._overwrite, iter(range(1, 10))
+
+    def overwrite_or_fail(*arguments: Any) -> None:
+        if next(calls) == last:
+            raise KeyboardInterrupt
+        overwrite(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "_overwrite", overwrite_or_fail)
+        with pytest.raises(KeyboardInterrupt):
+            checksums.replace(folder, "a", "new")
+    checksums.finish_replacement(folder)
+    checksums.check(folder)
+    assert (folder / checksums.NAME).read_text().count("  a\n") == 1
+    assert (folder / "a").read_bytes() == (b"new" if last == 3 else before)
+    (folder / "a").write_bytes(before if last == 3 else b"new")
+    with pytest.raises(CorruptionError, match="a differs"):
+        checksums.check(folder)
+
+
+def test_a_reader_that_overlaps_with_a_replacement_reads_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = checksums._files
+    replaced = iter([lambda: checksums.replace(folder, "a", "new")])
+
+    def list_after_replacement(path: Path, *prefix: str) -> Any:
+        # The reader has already read the digests.
+        for replace in replaced:
+            replace()
+        return files(path, *prefix)
+
+    monkeypatch.setattr(checksums, "_files", list_after_replacement)
+    checksums.check(folder)
 
 
 def flip(path: Path, rng: random.Random) -> None:

@@ -59,8 +59,9 @@ def test_a_signal_saves_and_ends_the_run_without_an_evaluation() -> None:
     assert not due.report
 
 
-def test_a_signal_at_the_last_step_changes_nothing() -> None:
-    assert due_after(11, Vote(11, signal.SIGTERM, False)) == due_after(11)
+def test_a_signal_at_the_last_step_leaves_the_evaluation_to_the_resumed_run() -> None:
+    due = due_after(11, Vote(11, signal.SIGTERM, False))
+    assert due == due_after(11)._replace(interrupt=True)
 
 
 def test_a_signal_at_a_scheduled_step_saves_the_scheduled_checkpoint() -> None:

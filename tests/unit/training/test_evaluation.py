@@ -7,6 +7,7 @@ import pytest
 from example_configs import SMALL
 
 from transformer_jax.data.prepare import prepare_text
+from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.errors import DataError
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.components import RunComponents
@@ -21,4 +22,4 @@ def test_a_bad_reference_is_reported_before_training(tmp_path: Path) -> None:
     )
     components = Mock(spec=RunComponents, folder=folder, prepared=prepared)
     with pytest.raises(DataError, match="reference 1 is not a linearized tree"):
-        DevEvaluator(components, Mock(spec=MetricWriter))
+        DevEvaluator(components, Mock(spec=MetricWriter), GracefulShutdown(""))
