@@ -6,6 +6,8 @@ An encoded corpus consists of these files:
     {dev,test}.{source,target}.txt                      the lines
 """
 
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -14,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from transformer_jax import progress
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import Corpus
+from transformer_jax.data.parallel import count_usable_cores, map_in_order
 from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
@@ -29,6 +32,7 @@ from transformer_jax.errors import DataError
 from transformer_jax.files import write_bytes
 
 T = TypeVar("T")
+Pairs = Sequence[tuple[str, str]]
 
 SIDES = ("source", "target")
 # A chunk ends when it reaches the limit on pairs or on characters. A token takes up 36 bytes in a
@@ -36,6 +40,10 @@ SIDES = ("source", "target")
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
+# A process starts in about a second, so each one must have this many pairs to encode. Each process
+# needs about 60 MiB.
+PAIRS_PER_PROCESS = 1 << 15
+MAX_PROCESSES = 16
 
 # Symbols that sentences must not contain: control characters except the tab, Unicode line and
 # paragraph separators, byte-order marks, and the symbols that SentencePiece reserves.
@@ -74,6 +82,16 @@ def why_unfit_tokens(source: int, target: int, config: DataConfig) -> str | None
     return "ratio" if longer > config.max_ratio * shorter else None
 
 
+class Encoded(NamedTuple):
+    """A chunk of pairs, encoded."""
+
+    num_pairs: int
+    outcome: Counter[str]
+    """The number of pairs with each outcome; see `SplitWriter.write`."""
+    content: dict[tuple[str, str], bytes]
+    """What to append to each file, keyed by side and kind of file."""
+
+
 class SplitWriter:
     """A resumable writer for one split's files."""
 
@@ -104,10 +122,18 @@ class SplitWriter:
         done, outcome = self._resume()
         with ExitStack() as stack:
             self.files = {k: stack.enter_context(path.open("ab")) for k, path in self.paths.items()}
+            encode = functools.partial(encode_chunk, self.vocabulary, self.config, self.is_filtered)
+            chunks = map(self._check_lines, _chunks(self.corpus.read(self.split, done)))
+            num_processes = min(count_usable_cores(), (total - done) // PAIRS_PER_PROCESS)
+            results = stack.enter_context(
+                contextlib.closing(map_in_order(encode, chunks, min(num_processes, MAX_PROCESSES)))
+            )
             try:
-                for pairs in _chunks(self.corpus.read(self.split, done)):
-                    self._write_chunk(pairs, outcome)
-                    done += len(pairs)
+                for encoded in results:
+                    for key, file in self.files.items():
+                        file.write(encoded.content[key])
+                    outcome.update(encoded.outcome)
+                    done += encoded.num_pairs
                     progress.report(f"encoding {self.split}", done, total)
                     self._write_journal(done, outcome)
             except DataError:
@@ -124,31 +150,15 @@ class SplitWriter:
             )
         return {"pairs": done, **outcome}
 
-    def _write_chunk(self, pairs: Sequence[tuple[str, str]], outcome: Counter[str]) -> None:
-        """Append suitable pairs to the files, and update the counts in `outcome`."""
-        if self.is_filtered:
-            pairs = _drop_unfit(pairs, why_unfit_text, outcome)
-        elif long := next(filter(is_too_long, itertools.chain(*zip(*pairs, strict=True))), None):
+    def _check_lines(self, pairs: Pairs) -> Pairs:
+        """Raise a DataError if a line that must be scored is too long."""
+        lines = () if self.is_filtered else itertools.chain(*zip(*pairs, strict=True))
+        if long := next(filter(is_too_long, lines), None):
             raise DataError(
                 f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
                 f"bytes, which begins with {long[:40]!r}"
             )
-        sources = self.vocabulary.source.encode([source for source, _ in pairs])
-        targets = self.vocabulary.target.encode([target for _, target in pairs])
-        encoded = list(zip(sources, targets, strict=True))
-        if self.is_filtered:
-            encoded = _drop_unfit(
-                encoded, lambda s, t: why_unfit_tokens(len(s), len(t), self.config), outcome
-            )
-        outcome["kept"] += len(encoded)
-        for i, side in enumerate(SIDES):
-            sequences = [pair[i] for pair in encoded]
-            dtype = token_dtype(getattr(self.vocabulary, side))
-            flat = np.fromiter(itertools.chain.from_iterable(sequences), dtype)
-            self.files[side, "tokens"].write(flat.tobytes())
-            self.files[side, "lengths"].write(np.asarray([*map(len, sequences)], LENGTH).tobytes())
-            if not self.is_filtered:
-                self.files[side, "txt"].write("".join(f"{pair[i]}\n" for pair in pairs).encode())
+        return pairs
 
     def _write_journal(self, done: int, outcome: Counter[str]) -> None:
         for file in self.files.values():
@@ -175,6 +185,32 @@ class SplitWriter:
             path.touch()
             os.truncate(path, size)
         return done, outcome
+
+
+def encode_chunk(
+    vocabulary: Vocabulary, config: DataConfig, is_filtered: bool, pairs: Pairs
+) -> Encoded:
+    """Encode pairs of lines. If `is_filtered` is true, drop unsuitable pairs."""
+    num_pairs, outcome, content = len(pairs), Counter[str](), dict[tuple[str, str], bytes]()
+    if is_filtered:
+        pairs = _drop_unfit(pairs, why_unfit_text, outcome)
+    sources = vocabulary.source.encode([source for source, _ in pairs])
+    targets = vocabulary.target.encode([target for _, target in pairs])
+    encoded = list(zip(sources, targets, strict=True))
+    if is_filtered:
+        encoded = _drop_unfit(
+            encoded, lambda s, t: why_unfit_tokens(len(s), len(t), config), outcome
+        )
+    outcome["kept"] += len(encoded)
+    for i, side in enumerate(SIDES):
+        sequences = [pair[i] for pair in encoded]
+        dtype = token_dtype(getattr(vocabulary, side))
+        flat = np.fromiter(itertools.chain.from_iterable(sequences), dtype)
+        content[side, "tokens"] = flat.tobytes()
+        content[side, "lengths"] = np.asarray([*map(len, sequences)], LENGTH).tobytes()
+        if not is_filtered:
+            content[side, "txt"] = "".join(f"{pair[i]}\n" for pair in pairs).encode()
+    return Encoded(num_pairs, outcome, content)
 
 
 def _drop_unfit(

@@ -291,6 +291,32 @@ def test_an_interruption_after_the_last_chunk_encodes_nothing_again(
         shutil.rmtree(cache)
 
 
+@pytest.mark.parametrize("cores", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_files_are_the_same_for_any_number_of_processes(
+    cores: int,
+    encoder: Encoder,
+    complete: dict[str, bytes],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encode, "count_usable_cores", lambda: cores)
+    monkeypatch.setattr(encode, "PAIRS_PER_PROCESS", 8)
+    # Interrupt the preparation in the middle of the training split.
+    with pytest.raises(KeyboardInterrupt), report_to(interrupt_training_split):
+        prepare_text(CONFIG, VOCABULARY)
+    (journal,) = cache.rglob("train.journal.json")
+    assert json.loads(journal.read_bytes())["done"] == 3 * CHUNK
+    prepare_text(CONFIG, VOCABULARY)
+    assert read_files(cache) == complete
+    # This process encodes nothing.
+    assert encoder.calls == 0
+
+
+def interrupt_training_split(activity: str, done: int, _total: int) -> None:
+    if (activity, done) == ("encoding train", 4 * CHUNK):
+        raise KeyboardInterrupt
+
+
 KILLED_AFTER = """
 import os, signal, sys
 from transformer_jax.config import DataConfig
@@ -298,7 +324,8 @@ from transformer_jax.data import encode
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.progress import report_to
 
-encode.CHUNK_PAIRS = 16
+encode.CHUNK_PAIRS = encode.PAIRS_PER_PROCESS = 16
+encode.count_usable_cores = lambda: 3
 calls_left = int(sys.argv[1])
 
 def die(activity, done, total):

@@ -1,0 +1,94 @@
+"""Test that results from several processes are in order, and that no process is left behind."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.data.parallel import count_usable_cores, map_in_order
+from transformer_jax.errors import TransformerJaxError
+
+PID = "__import__('os').getpid()"
+
+
+def wait_until_ended(pid: int) -> None:
+    """Wait until a process has ended. If nobody waits for the process, it is a zombie then."""
+    state = Path(f"/proc/{pid}/stat")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if state.read_text("utf-8").rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still running")
+
+
+@pytest.mark.parametrize("num_processes", [0, 1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_results_are_in_order(num_processes: int) -> None:
+    items = [str(n) for n in range(50)]
+    assert list(map_in_order(int, items, num_processes)) == list(range(50))
+
+
+def test_only_a_few_items_are_read_ahead() -> None:
+    read: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for n in itertools.count():
+            read.append(str(n))
+            yield read[-1]
+
+    results = map_in_order(int, lines(), 2)
+    assert [next(results) for _ in range(10)] == list(range(10))
+    results.close()
+    assert len(read) <= 10 + 2 * 2
+
+
+def test_the_processes_do_not_import_jax_and_end_when_the_iterator_is_closed() -> None:
+    items = ["'jax' in __import__('sys').modules", *[PID] * 20]
+    results = map_in_order(eval, items, 2)  # noqa: S307
+    assert next(results) is False
+    pids = {next(results) for _ in range(10)}
+    assert os.getpid() not in pids
+    results.close()
+    for pid in pids:
+        wait_until_ended(pid)
+
+
+def test_an_error_or_a_killed_process_is_reported_in_one_line() -> None:
+    with pytest.raises(TransformerJaxError, match=r"failed: ValueError: invalid .*'x'; run the"):
+        list(map_in_order(int, ["1", "x"], 2))
+    kill = f"__import__('os').kill({PID}, 9)"
+    with pytest.raises(TransformerJaxError, match="failed: it ended with code -9; run the"):
+        list(map_in_order(eval, ["1", kill], 2))  # noqa: S307
+
+
+def test_the_processes_end_if_the_process_that_started_them_is_killed() -> None:
+    code = f"""
+import itertools
+from transformer_jax.data.parallel import map_in_order
+for pid in map_in_order(eval, itertools.repeat("{PID}"), 2):
+    print(pid, flush=True)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = {int(process.stdout.readline()) for _ in range(10)}
+        process.send_signal(signal.SIGKILL)
+    for pid in pids:
+        wait_until_ended(pid)
+
+
+def test_the_usable_cores_are_those_that_the_process_may_run_on() -> None:
+    code = "from transformer_jax.data.parallel import *; print(count_usable_cores())"
+    core = str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", core, sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"1\n"
+    assert count_usable_cores() == len(os.sched_getaffinity(0))
