@@ -21,6 +21,9 @@ from transformer_jax.model.losses import LOSSES, Loss, cross_entropy
 # The maximum number of source or target tokens in a batch, including padding.
 SCORING_TOKENS = 4096
 NUM_AHEAD = 4
+# Each shape is one compiled program. Scoring is short, so more shapes would cost more time than
+# their padding saves.
+MAX_SHAPES = 4
 
 
 class SentenceScore(NamedTuple):
@@ -45,7 +48,8 @@ def _losses(
 
 def scoring_batches(source: Ragged, target: Ragged) -> Batches:
     """Group the pairs into batches, which can be scored with any number of models."""
-    return Batches(source, target, batch_tokens=SCORING_TOKENS, seed=0)
+    sizes = {"batch_tokens": SCORING_TOKENS, "max_shapes": MAX_SHAPES}
+    return Batches(source, target, seed=0, **sizes)
 
 
 def score_sentences(model: EncoderDecoder, params: Params, batches: Batches) -> list[SentenceScore]:

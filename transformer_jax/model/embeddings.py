@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.operations import matmul, multiply_to_float32
+from transformer_jax.model.operations import matmul, multiply_to_float32, normal
 
 
 class Embedding(nn.Module):
@@ -24,8 +24,7 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         """Create the matrix [N, D]."""
         d_model = self.config.d_model
-        init = nn.initializers.normal(d_model**-0.5)
-        self.table = self.param("table", init, (self.vocab_size, d_model))
+        self.table = self.param("table", normal(d_model**-0.5), (self.vocab_size, d_model))
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Look up the tokens' vectors and multiply them by sqrt(d_model)."""

@@ -5,6 +5,7 @@ maximum translation length, H heads. Tokens are integers. Padding is 0 and occur
 of a sentence.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,7 +125,8 @@ def make_rng(seed: int | Int[Array, ""]) -> Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def init_params(model: EncoderDecoder, rng: Array) -> Params:
-    """Return randomly initialized parameters."""
+    """Return randomly initialized parameters, drawn in one compiled program."""
     tokens = jnp.ones((1, 1), jnp.int32)
     return dict(model.init(rng, tokens, tokens)["params"])

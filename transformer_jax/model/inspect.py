@@ -3,7 +3,6 @@
 Shapes: B batch, S source positions, T target positions, H heads.
 """
 
-import functools
 import hashlib
 import math
 from collections import Counter
@@ -28,13 +27,8 @@ from transformer_jax.model.transformer import Transformer
 
 def abstract_params(model: EncoderDecoder) -> Params:
     """Return the shapes and dtypes of the parameters, without allocating them."""
-    return _init_params.eval_shape(model)
-
-
-# `jit` caches the trace, so each model is traced only once.
-@functools.partial(jax.jit, static_argnums=0)
-def _init_params(model: EncoderDecoder) -> Params:
-    return init_params(model, jax.random.key(0))
+    # `jit` caches the trace, so each model is traced only once.
+    return init_params.eval_shape(model, jax.eval_shape(lambda: make_rng(0)))
 
 
 def parameter_counts(model: EncoderDecoder) -> dict[str, int]:

@@ -82,6 +82,21 @@ def _multiply_backward(
 _multiply_and_round_cotangent.defvjp(_multiply_forward, _multiply_backward)
 
 
+def normal(stddev: float) -> Callable[[Array, tuple[int, ...]], Float[Array, "..."]]:
+    """Return an initializer that draws from N(0, stddev^2).
+
+    `jax.nn.initializers.normal` multiplies by two constants, which XLA merges within a single
+    program. The barrier prevents this merging, so that a parameter has the same bits whether its
+    initializer is compiled alone or with others.
+    """
+
+    def initialize(rng: Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        values = jax.lax.optimization_barrier(jax.random.normal(rng, shape))
+        return values * jnp.asarray(stddev, values.dtype)
+
+    return initialize
+
+
 def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
     """Return the dtype for sums over x: at least float32, because bfloat16 sums lose precision."""
     return jnp.promote_types(x.dtype, jnp.float32)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.dropout import Dropout
+from transformer_jax.model.operations import normal
 
 
 def sinusoid(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
@@ -60,10 +61,10 @@ class AddLearnedPositions(AddPositions):
         length, d_model = shape
         match self.config.learned_positions_init:
             case "normal":
-                return nn.initializers.normal(d_model**-0.5)(rng, shape)
+                return normal(d_model**-0.5)(rng, shape)
             case "sinusoidal_scale":
                 # The mean square of sines and cosines is 1/2.
-                return nn.initializers.normal(0.5**0.5)(rng, shape)
+                return normal(0.5**0.5)(rng, shape)
             case "sinusoids":
                 return sinusoid(jnp.arange(length), d_model)
 

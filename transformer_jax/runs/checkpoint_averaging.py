@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Array, Float, PyTree
 
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.progress import note
@@ -79,9 +80,20 @@ def average_last_params(
     total: PyTree = None
     for count, step in enumerate(reversed(steps[-max(counts) :]), start=1):
         params = checkpoints.restore(step, {"params": target})["params"]
-        total = params if count == 1 else jax.tree.map(jnp.add, total, params)
+        total = params if count == 1 else _add(total, params)
         if count in counts:
-            yield total if count == 1 else jax.tree.map(lambda x: x / count, total)  # noqa: B023
+            yield total if count == 1 else _divide(total, np.float32(count))
+
+
+@jax.jit
+def _add(left: PyTree, right: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, left, right)
+
+
+@jax.jit
+def _divide(total: PyTree, count: Float[Array, ""]) -> PyTree:
+    # Division by a constant could be compiled to a multiplication, which rounds differently.
+    return jax.tree.map(lambda x: x / count, total)
 
 
 def _consecutive_steps(checkpoints: CheckpointManager, last: int, limit: int) -> list[int]:

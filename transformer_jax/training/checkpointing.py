@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 
 from transformer_jax.config import Config
@@ -115,16 +115,16 @@ class Checkpointer:
         metadata = self._manager.metadata(step)
         try:
             pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
-            counts = {name: jnp.int32(metadata[name]) for name in COUNTS}
+            counts = {name: _scalar(int(metadata[name])) for name in COUNTS}
             if UNSCORED in metadata:
-                norm = jnp.float32(metadata[UNSCORED])
-                self.unscored = StepMetrics(Loss(*jnp.zeros(3)), norm, **counts)
+                zero, norm = _scalar(0.0), _scalar(float(metadata[UNSCORED]))
+                self.unscored = StepMetrics(Loss(zero, zero, zero), norm, **counts)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"checkpoint {step} has invalid metadata: {error!r}") from error
-        seed, params, opt_state = jnp.int32(config.seed), arrays["params"], arrays["optimizer"]
+        seed, params, opt_state = _scalar(config.seed), arrays["params"], arrays["optimizer"]
         if isinstance(opt_state, AveragingState):
             opt_state, params = opt_state
-        state = TrainState(jnp.int32(step), seed, params, opt_state, **counts)
+        state = TrainState(_scalar(step), seed, params, opt_state, **counts)
         return sharding.place_state(state), pending
 
     @property
@@ -193,3 +193,8 @@ class Checkpointer:
 
     def __exit__(self, *error: object) -> None:
         self._manager.__exit__(*error)
+
+
+def _scalar(value: float) -> jax.Array:
+    # Unlike `jnp.int32`, this function does not compile a program.
+    return jax.device_put(np.int32(value) if isinstance(value, int) else np.float32(value))

@@ -223,7 +223,7 @@ def peak_flops(dtype: str) -> float:
     if prefixes and dtype == "bfloat16":
         return len(devices) * PEAK_FLOPS[max(prefixes, key=len)]
     size = 1024 if devices[0].platform == "cpu" else 8192
-    matrix = jnp.ones((size, size), dtype)
+    matrix = jax.device_put(np.ones((size, size), jnp.dtype(dtype)))
     multiply = jax.jit(jnp.matmul)
     # The first timing includes compilation, so exclude it below.
     seconds = timeit.repeat(

@@ -1,14 +1,19 @@
 """The training loop: run steps; between steps, report, evaluate, and save."""
 
 import contextlib
+import functools
 import signal
 from dataclasses import dataclass
 from typing import NoReturn
 
+import jax
+import numpy as np
+from jaxtyping import ArrayLike
 from rich.console import Console
 
+from transformer_jax.backend import count_compilations
 from transformer_jax.cache import enable_compilation_cache
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TrainConfig
 from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
 from transformer_jax.distributed import heartbeat
@@ -72,7 +77,11 @@ def run_training(
         group.barrier()
         run = build_run_components(folder, group)
         console.print("\n".join(run.summary()))
-        return _train(run, console, shutdown, callback)
+        with count_compilations() as compilations:
+            num_scheduled = _train(run, console, shutdown, callback)
+        if compilations.names:
+            console.print(str(compilations))
+        return num_scheduled
 
 
 def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
@@ -248,9 +257,13 @@ def _read_metrics(meter: Meter, config: Config, step: int) -> dict[str, float]:
     """Return the latest learning rate and the metrics since the last report; reset the meter."""
     # Skipped steps do not count as updates.
     num_updates = max(step - int(meter.last.skipped), 1)
-    rate = learning_rate_schedule(config.train, config.model.d_model)(num_updates)
-    learning_rate = {"learning_rate": float(rate)}
-    return meter.read() | learning_rate
+    rate = _learning_rate(config.train, config.model.d_model, np.int32(num_updates))
+    return meter.read() | {"learning_rate": float(rate)}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _learning_rate(config: TrainConfig, d_model: int, step: ArrayLike) -> jax.Array:
+    return learning_rate_schedule(config, d_model)(step)
 
 
 def _make_tracer(run: RunComponents, writer: MetricWriter, after: int) -> StepTracer:

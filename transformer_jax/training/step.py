@@ -6,15 +6,17 @@ Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
@@ -144,13 +146,23 @@ class TrainStep:
 def init_state(
     model: EncoderDecoder, config: TrainConfig, params: Params | None = None
 ) -> TrainState:
-    """Return the initial state; `params` defaults to random values for the config's seed."""
-    seed = jnp.int32(config.seed)
+    """Return the initial state; `params` defaults to random values for the config's seed.
+
+    A single program computes the state on the host's CPU, so that the initial parameters are the
+    same on all platforms. All seeds share this program.
+    """
+    with jax.default_device(host_device()):
+        return _init_state(model, replace(config, seed=0), np.int32(config.seed), params)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _init_state(
+    model: EncoderDecoder, config: TrainConfig, seed: Int[Array, ""], params: Params | None
+) -> TrainState:
     params = init_params(model, make_rng(seed)) if params is None else params
     opt_state = make_optimizer(config, model.config.d_model).init(params)
-    # Use three separate arrays, because a step donates each array's memory.
-    step, skipped, skipped_in_a_row = jnp.zeros(3, jnp.int32)
-    return TrainState(step, seed, params, opt_state, skipped, skipped_in_a_row)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, seed, params, opt_state, zero, zero)
 
 
 def split_rows(batch: Batch, num_micro_batches: int) -> Batch:

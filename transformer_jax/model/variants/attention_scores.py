@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import dot_product, repeat_heads
-from transformer_jax.model.operations import sum_dtype
+from transformer_jax.model.operations import normal, sum_dtype
 
 
 class General(nn.Module):
@@ -45,8 +45,7 @@ class Additive(nn.Module):
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
     ) -> Float[Array, "B H T S"]:
         c = self.config
-        init = nn.initializers.normal(c.d_k**-0.5)
-        vector = self.param("vector", init, (c.num_heads, c.d_k))
+        vector = self.param("vector", normal(c.d_k**-0.5), (c.num_heads, c.d_k))
         return additive(query, repeat_heads(key, c.num_heads), vector)
 
 
