@@ -16,7 +16,14 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.control import Control
-from rich.progress import Progress, TaskID
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import ControlType
 from rich.text import Text
 
@@ -29,7 +36,7 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 from transformer_jax.progress import Note, report_to
-from transformer_jax.signals import handle_signals
+from transformer_jax.signals import STOP_SIGNALS, handle_signals
 
 # Terminals interpret control characters, so a name or translation that contains them could corrupt
 # the display.
@@ -39,6 +46,11 @@ CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066
 def escape_control_characters(text: str) -> str:
     r"""Return the text with control characters replaced by escape sequences such as `\x1b`."""
     return CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    r"""Return the text on one line: with `escape_control_characters`, and newlines as `\n`."""
+    return escape_control_characters(text).replace("\n", r"\n")
 
 
 def shell_command(*words: object) -> str:
@@ -157,24 +169,29 @@ def _prepare_streams() -> None:
 
 
 @contextlib.contextmanager
-def _without_interrupted_imports() -> Iterator[None]:
-    """Make Ctrl-C during an import end the process immediately, without raising an exception.
+def _stop_on_signals() -> Iterator[None]:
+    """Convert signals to exceptions, so that a command removes unfinished files and says why.
 
-    A `KeyboardInterrupt` during the import of jaxlib would make jaxlib crash or print a traceback.
+    During an import, a signal ends the process immediately: an exception during the import of
+    jaxlib would make jaxlib crash or print a traceback.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        reason = f"{signal.Signals(number).name}: stopped; run the same command again"
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 stderr.show_cursor()
+                if number != signal.SIGINT:
+                    stderr.print(f"transformer-jax: {reason}")
+                    os._exit(RunInterrupted.exit_code)
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             frame = frame.f_back
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if number == signal.SIGINT else RunInterrupted(reason)
 
     # If the calling program has set its own handler, keep that handler.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with handle_signals(handle, [signal.SIGINT] if is_default else []):
+    defaults = (signal.default_int_handler, signal.SIG_DFL)
+    with handle_signals(handle, [x for x in STOP_SIGNALS if signal.getsignal(x) in defaults]):
         yield
 
 
@@ -193,8 +210,10 @@ def _print_notes() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, Note):
-                stderr.print(f"note: {message}")
+                stderr.print(one_line(f"note: {message}"))
             else:
+                if CONTROL_CHARACTERS.search(str(message)):
+                    message = escape_control_characters(str(message))
                 show_other(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
@@ -206,7 +225,7 @@ def run_and_report(run: Callable[[], object]) -> int:
     """Run a function and return an exit code. Print any error as a one-line message."""
     _prepare_streams()
     try:
-        with _print_notes(), _without_interrupted_imports():
+        with _print_notes(), _stop_on_signals():
             run()
     except BrokenPipeError:
         # The program that reads the output has exited. Close stderr, because Python would otherwise
@@ -223,7 +242,7 @@ def run_and_report(run: Callable[[], object]) -> int:
         # If a supervised trainer was killed, its progress bar is still visible.
         clear_progress_bar()
         if line:
-            stderr.print(line)
+            stderr.print(one_line(line))
         return code
     return 0
 
@@ -231,14 +250,18 @@ def run_and_report(run: Callable[[], object]) -> int:
 @contextlib.contextmanager
 def progress_bar() -> Iterator[None]:
     """Show progress: in a terminal, one bar for each activity; otherwise, each activity once."""
-    with Progress(console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    # By default, Rich would interpret markup in descriptions, which can contain the names of files.
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    is_shown = stderr.is_terminal
+    with Progress(*columns, console=stderr, transient=True, disable=not is_shown) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(activity: str, done: int, total: int) -> None:
             if activity not in tasks:
-                tasks[activity] = bar.add_task(activity)
+                tasks[activity] = bar.add_task(one_line(activity))
                 if bar.disable:
-                    stderr.print(f"{activity} ...")
+                    stderr.print(one_line(f"{activity} ..."))
             bar.update(tasks[activity], completed=done, total=total or None)
 
         with report_to(show):

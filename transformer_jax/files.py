@@ -6,13 +6,16 @@ and reject special files.
 
 import contextlib
 import fcntl
+import glob
 import itertools
 import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -31,6 +34,7 @@ INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 MAX_JSON_BYTES = 16 << 20
 MAX_METRICS_BYTES = 64 << 20
 MAX_VOCABULARY_BYTES = 256 << 20
+ABANDONED_SECONDS = 60.0
 
 # The names of files that operating systems, editors, notebooks, network drives, and tools that
 # synchronize folders leave behind, such as .DS_Store, Thumbs.db, and "x (conflicted copy)". This
@@ -96,6 +100,26 @@ def try_lock(file: IO[str], *, shared: bool = False) -> bool:
 def unlock(file: IO[str]) -> None:
     """Release the lock of an open file."""
     fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[bool]:
+    """Lock a folder itself, and yield False if another process holds the lock.
+
+    If the file system cannot lock folders, as NFS cannot, yield True.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    is_free = True
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        except OSError:
+            pass
+        yield is_free
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -192,9 +216,13 @@ def new_folder(path: Path, advise: Callable[[Path], str] = _advise_to_choose) ->
     check_available(path, advise)
     with storage_errors(f"{path} could not be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
-        ) as private:
+        _remove_abandoned(path)
+        with (
+            tempfile.TemporaryDirectory(
+                prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+            ) as private,
+            lock_folder(Path(private)),
+        ):
             # A temporary folder is private, but its subfolder has ordinary permissions.
             folder = Path(private) / "new"
             folder.mkdir()
@@ -205,6 +233,16 @@ def new_folder(path: Path, advise: Callable[[Path], str] = _advise_to_choose) ->
                 # Another process may have created the folder in the meantime.
                 check_available(path, advise)
                 raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the private folders that killed processes left when they were creating `path`."""
+    for private in path.parent.glob(f".{glob.escape(path.name)}-????????"):
+        with contextlib.suppress(OSError), lock_folder(private) as is_free:
+            # A process locks its folder soon after it creates the folder.
+            is_old = time.time() - private.stat().st_mtime > ABANDONED_SECONDS
+            if is_free and is_old and {x.name for x in private.iterdir()} <= {"new"}:
+                shutil.rmtree(private)
 
 
 def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> None:

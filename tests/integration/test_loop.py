@@ -37,15 +37,25 @@ OFF_SCHEDULE = 3
 
 
 @pytest.mark.parametrize(
-    "step", [OFF_SCHEDULE, *(pytest.param(step, marks=pytest.mark.exhaustive) for step in (4, 5))]
+    ("step", "number"),
+    [
+        (OFF_SCHEDULE, signal.SIGTERM),
+        (OFF_SCHEDULE, signal.SIGHUP),
+        *(pytest.param(x, signal.SIGTERM, marks=pytest.mark.exhaustive) for x in (4, 5)),
+    ],
 )
 def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
-    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    whole_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    number: signal.Signals,
 ) -> None:
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        signal_at_step(patch, step, signal.SIGTERM)
-        with pytest.raises(RunInterrupted, match=f"SIGTERM: saved at step {step}; resume with"):
+        signal_at_step(patch, step, number)
+        message = f"{number.name}: saved at step {step}; resume with"
+        with pytest.raises(RunInterrupted, match=message):
             train(SMALL, path)
     assert state_of(path)[0] == step
     resume(path)

@@ -23,6 +23,7 @@ from transformer_jax.console import (
     shell_command,
 )
 from transformer_jax.errors import Setting, TransformerJaxError, UsageError
+from transformer_jax.files import new_folder
 from transformer_jax.progress import note, report
 
 
@@ -170,3 +171,66 @@ def test_a_command_prints_each_note_as_one_line(capsys: pytest.CaptureFixture[st
     with pytest.warns(UserWarning, match="something else"):
         assert run_and_report(run) == 0
     assert capsys.readouterr().err == "note: something \\x1b[31m happened\n" * 2
+
+
+def test_names_in_a_progress_bar_are_neither_markup_nor_control_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    out, terminal = io.StringIO(), PlainConsole()
+    terminal.file, terminal._force_terminal, terminal.is_interactive = out, True, True
+    monkeypatch.setattr(console, "stderr", terminal)
+    name = "scoring a[/b] [red]c\x1b]0;owned\x07\nd"
+    with progress_bar():
+        report(name, 1, 3)
+    assert r"scoring a[/b] [red]c\x1b]0;owned\x07\nd" in out.getvalue()
+    assert "\x1b]" not in out.getvalue()
+
+
+def test_a_name_with_a_newline_does_not_break_the_line_of_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        note("a\nb")
+        report("a\nb")
+        raise UsageError("no file a\nb")
+
+    with progress_bar():
+        assert run_and_report(fail) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines() == [r"note: a\nb", r"a\nb ...", r"transformer-jax: no file a\nb"]
+
+
+def test_a_warning_cannot_control_the_terminal() -> None:
+    with pytest.warns(UserWarning, match=r"x\\x1b\[2J"):
+        run_and_report(lambda: warnings.warn("x\x1b[2J", stacklevel=1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_ends_a_command_with_a_message_after_it_cleans_up(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def create() -> None:
+        with new_folder(tmp_path / "run"):
+            signal.raise_signal(number)
+
+    assert run_and_report(create) == 75
+    message = f"transformer-jax: {number.name}: stopped; run the same command again\n"
+    assert capsys.readouterr().err == message
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_signal_during_an_import_ends_a_command_with_a_message(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    code = (
+        "from transformer_jax.console import run_and_report\n"
+        "run_and_report(lambda: __import__('library'))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    message = b"transformer-jax: SIGTERM: stopped; run the same command again\n"
+    assert (ended.returncode, ended.stderr) == (75, message)

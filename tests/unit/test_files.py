@@ -10,6 +10,7 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import (
     MAX_JSON_BYTES,
     exclusive,
+    lock_folder,
     new_folder,
     read_json_object,
     read_limited,
@@ -122,3 +123,27 @@ def test_a_folder_that_another_process_creates_meanwhile_is_kept(tmp_path: Path)
     with pytest.raises(UsageError, match="already exists: choose another"), new_folder(path):
         write_json(path / "file", "other")
     assert (path / "file").read_text() == '"other"\n'
+
+
+def test_a_folder_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    abandoned, other, fresh, locked = (
+        tmp_path / f".run-{name}" for name in ("aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd")
+    )
+    for folder in (abandoned, other, fresh, locked):
+        (folder / "new").mkdir(parents=True)
+        (folder / "new" / "file").touch()
+        if folder != fresh:
+            os.utime(folder, (0, 0))
+    (other / "mine").touch()
+    os.utime(other, (0, 0))
+    with lock_folder(locked) as is_free, lock_folder(locked) as is_free_again:
+        assert is_free
+        assert not is_free_again
+        with new_folder(tmp_path / "run"):
+            pass
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "run",
+        other.name,
+        fresh.name,
+        locked.name,
+    }

@@ -5,6 +5,7 @@ log, because callers report each error in one line.
 """
 
 import logging
+import math
 import shutil
 import time
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
         stored: Trees = ocp.checkpointables_metadata(str(folder.absolute())).metadata
         for tree, target in targets.items():
             _check_size(folder, tree, target)
+            _check_chunks(name, stored[tree])
             _check_same_types(name, _types_by_path(stored[tree]), _types_by_path(target))
         return ocp.load_checkpointables(str(folder.absolute()), dict(targets))
     except StorageError:
@@ -80,6 +82,19 @@ def _check_size(folder: Path, tree: str, target: PyTree) -> None:
             f"checkpoint {folder.name} of {folder.parent.parent} is invalid: its {tree} "
             f"would take {expected >> 20} MiB, but its files have {stored >> 20} MiB"
         )
+
+
+def _check_chunks(name: str, stored: PyTree) -> None:
+    """Before allocating memory, reject chunks that are larger than their array.
+
+    Reading an array decompresses whole chunks, which can be huge even if the array is small.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(stored):
+        storage = leaf.storage_metadata
+        shapes = (storage.chunk_shape, storage.write_shape) if storage else ()
+        if any(math.prod(shape) > math.prod(leaf.shape) for shape in shapes if shape):
+            array = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise StorageError(f"{name} is invalid: {array} has chunks larger than the array")
 
 
 def _types_by_path(tree: PyTree) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from transformer_jax.errors import StorageError, UsageError, storage_errors
-from transformer_jax.files import INVALID_JSON, check_regular, try_lock, unlock
+from transformer_jax.files import INVALID_JSON, check_regular, lock_folder, try_lock, unlock
 
 NAME = "lock"
 # The lock file may be malicious, so read at most this many characters.
@@ -24,6 +24,9 @@ ATTEMPTS, INTERVAL = 100, 0.01
 def exclusive_lock(run: Path) -> Iterator[None]:
     """Lock a run for this process. The operating system releases the lock when the process ends.
 
+    The lock holds both the file `lock`, which names the process, and the run's folder, because a
+    user may delete the file.
+
     Raises:
         UsageError: another process holds the lock.
         StorageError: the folder is not writable.
@@ -32,9 +35,11 @@ def exclusive_lock(run: Path) -> Iterator[None]:
         if (run / NAME).exists():
             check_regular(run / NAME)
         file = (run / NAME).open("a+", encoding="utf-8")
-    with file:
+    with file, contextlib.ExitStack() as stack:
         if not _lock_exclusively(file):
             raise UsageError(f"{run} is being trained {_read_holder(file)}")
+        if not stack.enter_context(lock_folder(run)):
+            raise UsageError(f"{run} is being trained by another process; its lock was deleted")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": round(time.time())}
         file.truncate(0)
         file.write(json.dumps(holder) + "\n")

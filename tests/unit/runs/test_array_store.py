@@ -1,9 +1,12 @@
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+import tensorstore as ts
 from run_files import params_of, target_like
 
 from transformer_jax.errors import StorageError
@@ -49,3 +52,17 @@ def test_an_error_of_orbax_is_one_line(stored: Path) -> None:
     with pytest.raises(StorageError, match=r"checkpoint 2 cannot be read: ") as caught:
         array_store.restore(stored.with_name("2"), target_like(params_of(0)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_chunk_that_is_larger_than_its_array_is_rejected_before_it_is_read(stored: Path) -> None:
+    folder = stored.with_name("3")
+    shutil.copytree(stored, folder)
+    store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{folder / 'params'}/"}).result()
+    [key] = [x for x in store.list().result() if x.endswith(b"bias/zarr.json")]
+    array = json.loads(store.read(key).result().value)
+    # A chunk of this size takes 400 GB of memory.
+    array["chunk_grid"]["configuration"]["chunk_shape"] = [10**11]
+    array["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    store.write(key, json.dumps(array).encode()).result()
+    with pytest.raises(StorageError, match=r"layer\.bias has chunks larger than the array"):
+        array_store.restore(folder, target_like(params_of(0)))

@@ -1,5 +1,6 @@
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -117,3 +118,20 @@ def test_the_lock_can_be_taken_again_after_its_release(tmp_path: Path) -> None:
     for _ in range(2):
         with exclusive_lock(tmp_path):
             assert json.loads((tmp_path / "lock").read_text())["pid"] > 0
+
+
+def test_deleting_the_lock_does_not_let_a_second_trainer_in(tmp_path: Path) -> None:
+    with start_holder(tmp_path) as first:
+        (tmp_path / "lock").unlink()
+        with pytest.raises(UsageError, match="its lock was deleted"), exclusive_lock(tmp_path):
+            pass
+        first.kill()
+    with exclusive_lock(tmp_path):
+        pass
+
+
+def test_a_lock_that_is_a_pipe_is_rejected_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    assert describe_holder(tmp_path) == ""
+    with pytest.raises(StorageError, match="not a regular file"), exclusive_lock(tmp_path):
+        pass
