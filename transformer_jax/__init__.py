@@ -128,35 +128,7 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "AddPositions": "model.positions",
-        "Attention": "inference.attention",
-        "Dense": "model.linear",
-        "Dropout": "model.dropout",
-        "FeedForward": "model.layers",
-        "MultiHeadAttention": "model.attention",
-        "PositionScheme": "model.build",
-        "Loss": "model.losses",
-        "Report": "api",
-        "Run": "inference.trained_run",
-        "Task": "evaluation.tasks",
-        "Transformer": "model.transformer",
-        "Translator": "inference.translate",
-        "build_transformer": "model.build",
-        "compare": "analysis.comparison",
-        "head_importance": "analysis.head_importance",
-        "load": "inference.trained_run",
-        "mask_heads": "analysis.head_importance",
-        "plot_losses": "analysis.plots",
-        "plot_positions": "analysis.plots",
-        "plot_schedule": "analysis.plots",
-        "report": "api",
-        "sweep": "api",
-        "train": "api",
-    },
-)
+__getattr__ = lazy_exports(__name__)
 
 
 def __dir__() -> list[str]:

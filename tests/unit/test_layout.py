@@ -13,6 +13,7 @@ OTHERS = {
     "analysis/test_head_mask.py": "parameters without some heads",
     "model/variants/test_key_value_heads.py": "heads that share keys; foreign attention",
     "model/variants/test_output_bias.py": "the options of Marian models",
+    "model/variants/test_positional_encodings.py": "variants of the encodings",
     "model/variants/test_pre_norm.py": "normalization before each sub-layer",
     "sharing/test_safetensors_format.py": "the safetensors format",
     "test_layout.py": "the paths of the files in this folder",

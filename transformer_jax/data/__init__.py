@@ -16,12 +16,4 @@ __all__ = [
     "prepare_text",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Batch": "data.batches",
-        "CORPORA": "data.corpora",
-        "Corpus": "data.corpora",
-        "prepare_text": "data.prepare",
-    },
-)
+__getattr__ = lazy_exports(__name__)

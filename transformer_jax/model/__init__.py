@@ -55,32 +55,4 @@ __all__ = [
     "weighted_sum",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "AddPositions": "model.positions",
-        "Dense": "model.linear",
-        "Dropout": "model.dropout",
-        "EncoderDecoder": "model.encoder_decoder",
-        "FeedForward": "model.layers",
-        "Heads": "model.attention",
-        "Loss": "model.losses",
-        "MultiHeadAttention": "model.attention",
-        "PositionScheme": "model.build",
-        "attention_weights": "model.inspect",
-        "causal_mask": "model.masks",
-        "choose_components": "model.build",
-        "cross_entropy": "model.losses",
-        "dot_product": "model.attention",
-        "init_params": "model.encoder_decoder",
-        "layer_norm": "model.layers",
-        "make_rng": "model.encoder_decoder",
-        "masked_softmax": "model.attention",
-        "parameter_counts": "model.inspect",
-        "repeat_heads": "model.attention",
-        "scaled_dot_product": "model.attention",
-        "sinusoid": "model.positions",
-        "source_mask": "model.masks",
-        "weighted_sum": "model.attention",
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -26,12 +26,14 @@ from transformer_jax.model.layers import (
 )
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
-from transformer_jax.model.variants import positional_encodings, relative_positions
+from transformer_jax.model.variants import relative_positions
 from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
-from transformer_jax.model.variants.positional_encodings import AddNothing
 from transformer_jax.model.variants.sub_layers import (
+    AddClampedPositions,
+    AddConcatenatedSinusoids,
+    AddNothing,
     BiasedTransformer,
     GatedFeedForward,
     NormAndAdd,
@@ -55,7 +57,7 @@ class PositionScheme(NamedTuple):
 POSITIONS = Registry[PositionScheme]("model.positions")
 for _name, _scheme in {
     "sinusoidal": PositionScheme(AddPositions),
-    "concatenated_sinusoidal": PositionScheme(positional_encodings.AddConcatenatedSinusoids),
+    "concatenated_sinusoidal": PositionScheme(AddConcatenatedSinusoids),
     "learned": PositionScheme(AddLearnedPositions),
     "none": PositionScheme(AddNothing),
     "alibi": PositionScheme(AddNothing, relative_positions.AlibiAttention),
@@ -107,7 +109,7 @@ def choose_components(config: ModelConfig) -> Components:
     scheme = POSITIONS[config.positions]
     add_positions = scheme.add_positions
     if config.positions == "learned" and config.out_of_range_positions == "clamp":
-        add_positions = positional_encodings.AddClampedPositions
+        add_positions = AddClampedPositions
     attention = ATTENTIONS[config.attention_implementation]
     # The config rejects an attention window if the position scheme requires its own self-attention.
     window = None if config.attention_window is None else WindowedAttention

@@ -15,12 +15,4 @@ __all__ = [
     "learning_rate",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "TrainState": "training.step",
-        "TrainStep": "training.step",
-        "init_state": "training.step",
-        "learning_rate": "training.schedule",
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -10,7 +10,7 @@ import pytest
 from oracles import SMALL_MODEL, apply, drawn_params, floats, normal
 
 from transformer_jax.model.build import POSITIONS, build_transformer
-from transformer_jax.model.variants.positional_encodings import AddClampedPositions
+from transformer_jax.model.variants.sub_layers import AddClampedPositions
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 512])
