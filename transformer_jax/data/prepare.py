@@ -1,11 +1,13 @@
 """Encode a corpus once and cache the result as flat files of token IDs.
 
     <cache>/corpora/<digest of text, vocabulary, and limits>/
-        report.json          pair counts (total, kept, and per drop reason); file sizes; fingerprint
+        report.json          pair counts (total, kept, and per drop reason); file sizes;
+                             fingerprint of the files; digest of the report
         files of `encode`    tokens and lengths; lines of dev and test
 
 Text is read in chunks, so memory use does not grow with the size of the text. If preparation
-is interrupted, it resumes where it stopped.
+is interrupted, it resumes where it stopped. The first use of a cached corpus in a process compares
+all digests. A damaged corpus is encoded again.
 """
 
 import hashlib
@@ -26,6 +28,7 @@ from transformer_jax.data.unknown import note_unknown
 from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, verify_every_line
 from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.files import JsonObject
+from transformer_jax.progress import note
 
 
 class Prepared(NamedTuple):
@@ -89,9 +92,10 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
     vocabulary = vocabulary or train_vocabulary(corpus, identity, config)
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
     folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
-    if (report := _read_report(folder)) is None:
+    if (report := _read_intact(folder, vocabulary)) is None:
         with lock(folder):
-            report = _read_report(folder) or _encode(folder, corpus, vocabulary, config)
+            report = _read_intact(folder, vocabulary)
+            report = report or _encode(folder, corpus, vocabulary, config)
     return Prepared(folder, vocabulary, report)
 
 
@@ -108,7 +112,8 @@ def find_prepared(
         # Only the names of unfinished corpora and lock files have a suffix.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):
             report = _read_report(folder)
-            if report is not None and report["fingerprint"] == fingerprint:
+            is_same = report is not None and report["fingerprint"] == fingerprint
+            if is_same and (report := _read_intact(folder, vocabulary)) is not None:
                 return Prepared(folder, vocabulary, report)
     prepared = prepare_text(config, vocabulary)
     if prepared.fingerprint != fingerprint:
@@ -124,10 +129,38 @@ def _read_report(folder: Path) -> JsonObject | None:
     try:
         report = json.loads((folder / "report.json").read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
-        is_complete = sizes == report["sizes"] and bool(report["fingerprint"])
+        is_complete = sizes == report["sizes"] and report.pop("sha256") == _digest_report(report)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return report if is_complete else None
+
+
+def _digest_report(report: JsonObject) -> str:
+    return hashlib.sha256(json.dumps(report).encode()).hexdigest()
+
+
+# The cached corpora that this process has verified: folder, fingerprint, and times of the files.
+VERIFIED: set[tuple[object, ...]] = set()
+
+
+def _read_intact(folder: Path, vocabulary: Vocabulary) -> JsonObject | None:
+    """Return the report in a folder, or None if there is no corpus or its files are damaged."""
+    if (report := _read_report(folder)) is None:
+        return None
+    files = sorted(folder / name for name in report["sizes"])
+    key = folder, report["fingerprint"], *(path.stat().st_mtime_ns for path in files)
+    if key not in VERIFIED:
+        if _compute_fingerprint(files) != report["fingerprint"]:
+            note(f"the cached text in {folder} is damaged, so it is not used")
+            return None
+        prepared = Prepared(folder, vocabulary, report)
+        for split in (split for split in SPLITS if split in report):
+            for tokens, tokenizer in zip(prepared.tokens(split), vocabulary, strict=True):
+                if len(tokens.flat) and int(tokens.flat.max()) >= len(tokenizer):
+                    note(f"the cached text in {folder} has unknown token IDs, so it is not used")
+                    return None
+        VERIFIED.add(key)
+    return report
 
 
 def _encode(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataConfig) -> JsonObject:
@@ -142,7 +175,8 @@ def _encode(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataCo
     files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
-    (partial / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    content = {**report, "sha256": _digest_report(report)}
+    (partial / "report.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     # Remove the journals last, so that an interruption before this point loses no encoded pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()

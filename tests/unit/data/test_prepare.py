@@ -3,6 +3,7 @@
 `test_encode` tests the encoded files of a single split.
 """
 
+import contextlib
 import json
 import shutil
 import signal
@@ -24,7 +25,7 @@ from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
-from transformer_jax.progress import report_to
+from transformer_jax.progress import Note, report_to
 
 CONFIG = DataConfig(num_pairs=300, vocab_size=256)
 
@@ -322,7 +323,7 @@ import os, signal, sys
 from transformer_jax.config import DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data.prepare import prepare_text
-from transformer_jax.progress import report_to
+from transformer_jax.progress import Note, report_to
 
 encode.CHUNK_PAIRS = encode.PAIRS_PER_PROCESS = 16
 encode.count_usable_cores = lambda: 3
@@ -411,6 +412,58 @@ def test_a_damaged_corpus_is_encoded_again(
         prepare_text(CONFIG, VOCABULARY)
         assert encoder.lines == LINES
         assert read_files(cache) == complete
+
+
+def flip(path: Path, byte: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_in_any_cached_file_is_noticed_and_mended() -> None:
+    prepared = prepare_text(CONFIG)
+    intact = read_files(prepared.folder)
+    for name in sorted(intact):
+        for byte in (0, len(intact[name]) // 2):
+            flip(prepared.folder / name, byte, 0)
+            # The report's own damage is not visible, because it looks like an unfinished corpus.
+            notes = contextlib.nullcontext()
+            if name != "report.json":
+                notes = pytest.warns(Note, match=r"the cached text in .* is damaged")
+            with notes:
+                prepare_text(CONFIG)
+            assert read_files(prepared.folder) == intact
+
+
+def test_a_run_does_not_use_a_damaged_cache(tmp_path: Path) -> None:
+    config = write_texts(tmp_path / "texts", WORDS)
+    first = prepare_text(config)
+    expected = read_files(first.folder)
+    flip(first.folder / "train.target.tokens", 3, 6)
+    with pytest.warns(Note, match="damaged, so it is not used"):
+        find_prepared(config, first.vocabulary, first.fingerprint)
+    assert read_files(first.folder) == expected
+    flip(first.folder / "dev.source.txt", 0, 0)
+    shutil.rmtree(tmp_path / "texts")
+    with (
+        pytest.warns(Note, match="damaged, so it is not used"),
+        pytest.raises(DataError, match="there is no file"),
+    ):
+        find_prepared(config, first.vocabulary, first.fingerprint)
+
+
+def test_a_token_id_outside_the_vocabulary_is_noticed_although_its_digest_is_right() -> None:
+    prepared = prepare_text(CONFIG)
+    intact = read_files(prepared.folder)
+    flip(prepared.folder / "train.target.tokens", 3, 6)
+    report = dict(prepared.report)
+    files = sorted(prepared.folder / name for name in report["sizes"])
+    report["fingerprint"] = prepare_module._compute_fingerprint(files)
+    report["sha256"] = prepare_module._digest_report(report)
+    (prepared.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    with pytest.warns(Note, match="unknown token IDs"):
+        prepare_text(CONFIG)
+    assert read_files(prepared.folder) == intact
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
