@@ -8,7 +8,7 @@ To list a command's options, use --help:
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,14 +56,11 @@ class MeasureCommand:
                 raise UsageError(f"--{name} must be positive, got {value}")
         return Settings(self.rounds, self.steps, self.torch_python, say=stderr.print)
 
-    def save(
-        self, command: str, measured: Sequence[Benchmark], skipped: Sequence[str] = ()
-    ) -> None:
-        """Print and store results."""
-        results = Results.collect(command, list(measured), skipped)
+    def save(self, results: Results, folder: Path | None = None) -> None:
+        """Print and store results. `folder` defaults to `out`."""
         stdout.print(to_markdown(results))
-        stdout.print(f"saved to {results.store(self.out)}")
-        if not any(part.measurements for part in measured):
+        stdout.print(f"saved to {results.store(folder or self.out)}")
+        if not any(part.measurements for part in results.benchmarks):
             raise SweepFailedError("no worker could run")
 
 
@@ -80,7 +77,8 @@ class Train(MeasureCommand):
         """Measure, print, and save the duration of a training step."""
         sizes = load_sizes(self.sizes, self.changes)
         name = f"train {self.sizes}"
-        self.save("train", [benchmarks.train(name, sizes, self.settings, only=self.only)])
+        part = benchmarks.train(name, sizes, self.settings, only=self.only)
+        self.save(Results.collect("train", [part]))
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Decode(MeasureCommand):
                 name = f"serve {self.serve.name}, {search}"
                 part = serve(name, self.serve, self.settings, beam_size=beam, only=self.only)
             measured.append(part)
-        self.save("decode", measured)
+        self.save(Results.collect("decode", measured))
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,8 @@ class Input(MeasureCommand):
     def run(self) -> None:
         """Measure, print, and save the speed of the input pipeline."""
         usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
-        self.save("input", [benchmarks.pipeline(load_config(self.config or usual), self.settings)])
+        part = benchmarks.pipeline(load_config(self.config or usual), self.settings)
+        self.save(Results.collect("input", [part]))
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,8 @@ class Scaling(MeasureCommand):
                 f"{self.lengths}"
             )
         sizes = load_sizes(self.sizes, self.changes)
-        self.save("scaling", [benchmarks.scaling(sizes, self.settings, self.lengths, self.tokens)])
+        part = benchmarks.scaling(sizes, self.settings, self.lengths, self.tokens)
+        self.save(Results.collect("scaling", [part]))
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ class Gpu(MeasureCommand):
     """Time limit for the whole command."""
     toy: bool = False
     """Use toy models to try the command on any device."""
+    resume: Path | None = None
+    """A result file of this command. Measure only what it lacks, and store all results there."""
     # A training round has one step per batch, so the number of steps is not an option.
     steps: Suppress[Fixed[int]] = 1
 
@@ -183,9 +185,24 @@ class Gpu(MeasureCommand):
         )
         if not self.toy:
             on_gpu.check_gpu_is_available(self.settings)
-        amount = on_gpu.TOY if self.toy else on_gpu.FULL
-        measured, skipped = on_gpu.gpu(config, amount, self.settings, seconds=60 * self.minutes)
-        self.save("gpu", measured, skipped)
+        results, folder = Results.collect("gpu", []), self.out
+        if self.resume is not None:
+            now, results, folder = results, Results.open(self.resume), self.resume.parent
+            if (now.machine, now.commit) != (results.machine, results.commit):
+                raise UsageError(f"{self.resume} is from another machine or another commit")
+
+        def store(measured: Sequence[Benchmark]) -> None:
+            replace(results, benchmarks=list(measured)).store(folder)
+
+        measured, skipped = on_gpu.gpu(
+            config,
+            on_gpu.TOY if self.toy else on_gpu.FULL,
+            self.settings,
+            seconds=60 * self.minutes,
+            store=store,
+            earlier=results.benchmarks,
+        )
+        self.save(replace(results, benchmarks=measured, skipped=skipped), folder)
 
 
 @dataclass(frozen=True)

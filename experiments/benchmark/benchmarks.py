@@ -173,6 +173,26 @@ def decode(
     )
 
 
+def sweep(name: str, config: Config, settings: Settings, seeds: Sequence[int]) -> Benchmark:
+    """Measure whole sweeps of one row with different numbers of seeds, from start to scores.
+
+    The first call starts with an empty compilation cache, and the rounds with a warm one. Each
+    speed is relative to the first number of seeds.
+    """
+    with isolated_cache(settings) as (inside, _):
+        specs = [
+            inside.describe_worker(
+                f"{count} seeds", "tasks.sweep", {"config": config.to_dict(), "seeds": count}
+            )
+            for count in seeds
+        ]
+        rounds = run_rounds(specs, inside)
+    work = {"steps": config.train.steps, "data.batch_tokens": config.data.batch_tokens}
+    return summarize(
+        rounds, name, unit="target tokens", work=work, references=(f"{seeds[0]} seeds",)
+    )
+
+
 def pipeline(config: Config, settings: Settings) -> Benchmark:
     """Compare training on a config's text with training on preloaded full batches.
 

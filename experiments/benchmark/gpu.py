@@ -1,15 +1,15 @@
 """Run all GPU benchmarks with one command that takes only a few minutes.
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
-lack of time. The workers of a benchmark compile their programs at the same time, so their first
-calls take longer than usual.
+lack of time. Only one worker runs at a time, so each has the whole device and its memory, and the
+duration of its first call shows what compilation costs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.benchmark.benchmarks import TRAINERS, decode, train
+from experiments.benchmark.benchmarks import TRAINERS, decode, sweep, train
 from experiments.benchmark.measurements import Benchmark
 from experiments.benchmark.rounds import Settings, WorkerSpec, run_rounds
 from experiments.benchmark.workloads import (
@@ -22,8 +22,6 @@ from experiments.benchmark.workloads import (
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 
-# Workers share one device, so each worker may use only part of the device's memory.
-SHARE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 # Skip a benchmark if fewer than this many seconds, and less than a quarter of the time limit,
 # remain.
 LEAST = 45.0
@@ -43,6 +41,10 @@ class Amount:
     """The maximum number of distinct shapes among the batches."""
     sentences: int
     trainers: tuple[str, ...]
+    sweep_steps: int
+    """Training steps per run of a sweep."""
+    seeds: tuple[int, ...]
+    """The numbers of seeds for which a sweep is measured."""
 
 
 FULL = Amount(
@@ -53,6 +55,8 @@ FULL = Amount(
     shapes=2,
     sentences=3000,
     trainers=tuple(TRAINERS),
+    sweep_steps=1000,
+    seeds=(1, 3, 8),
 )
 # The vocabulary of the short number-word corpus has fewer than 512 tokens.
 TOY = Amount(
@@ -64,6 +68,8 @@ TOY = Amount(
     sentences=8,
     # torch.compile takes minutes on a CPU.
     trainers=("ours", "torch"),
+    sweep_steps=2,
+    seeds=(1,),
 )
 
 
@@ -75,22 +81,46 @@ def number_words_config(*, is_toy: bool) -> Config:
     )
 
 
+def sweep_config(config: Config, steps: int) -> Config:
+    """Return the config of a sweep: small models, and batches as in `table3_multi30k`."""
+    return config.change(
+        model={
+            "num_layers": 2,
+            "d_model": 128,
+            "d_ff": 512,
+            "num_heads": 4,
+            "d_k": 32,
+            "d_v": 32,
+        },
+        data={"batch_tokens": 1024},
+        train={"steps": steps, "checkpoint_every": steps, "log_every": max(1, steps // 4)},
+    )
+
+
 def gpu(
-    config: Config, amount: Amount, settings: Settings, *, seconds: float
+    config: Config,
+    amount: Amount,
+    settings: Settings,
+    *,
+    seconds: float,
+    store: Callable[[Sequence[Benchmark]], object] = lambda _: None,
+    earlier: Sequence[Benchmark] = (),
 ) -> tuple[list[Benchmark], list[str]]:
-    """Measure the speed of training and decoding; return the results and the skipped benchmarks.
+    """Measure training, decoding, and sweeps; return the results and the skipped benchmarks.
 
     Args:
         config: the config that specifies the text.
         amount: the amount of work to do.
         settings: the measurement settings.
         seconds: the time limit.
+        store: a function that receives all results so far after each benchmark.
+        earlier: results that are already known.
 
     Raises:
         UsageError: the text's vocabulary is too large for the model.
     """
     until = time.monotonic() + seconds
-    settings = replace(settings, at_once=True, environment={**settings.environment, **SHARE})
+    settings = replace(settings, alone=True)
     batches = text_batches(config, amount.tokens, shapes=amount.shapes, count=amount.batches)
     sources = text_sources(config, amount.sentences)
     highest = max(int(side.max()) for batch in batches for side in batch)
@@ -124,7 +154,16 @@ def gpu(
     # Each number is the fraction of the remaining time that the benchmark may take.
     plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
         "train base": (0.38, training(amount.base)),
-        "train big": (0.55, training(amount.big)),
+        "train big": (0.45, training(amount.big)),
+        "sweep": (
+            0.6,
+            lambda name, settings: sweep(
+                name,
+                sweep_config(config, amount.sweep_steps),
+                replace(settings, steps=1, rounds=1),
+                amount.seeds,
+            ),
+        ),
         "decode base, beam 4": (
             1.0,
             lambda name, settings: decode(
@@ -139,8 +178,11 @@ def gpu(
             ),
         ),
     }
-    benchmarks, skipped = list[Benchmark](), list[str]()
+    benchmarks, skipped = list(earlier), list[str]()
+    known = {part.name for part in earlier}
     for name, (share, measure) in plan.items():
+        if name in known:
+            continue
         left = until - time.monotonic()
         if left < min(LEAST, seconds / 4):
             skipped.append(f"{name}: {max(left, 0):.0f} s left")
@@ -148,6 +190,7 @@ def gpu(
         settings.say(f"{name}, at most {left * share:.0f} s")
         begun = replace(settings, until=time.monotonic() + left * share)
         benchmarks.append(measure(name, begun))
+        store(benchmarks)
     return benchmarks, skipped
 
 

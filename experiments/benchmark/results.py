@@ -5,7 +5,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,7 @@ class Results:
     """Benchmarks that were skipped for lack of time."""
 
     @classmethod
-    def collect(
-        cls, command: str, benchmarks: list[Benchmark], left_out: Sequence[str] = ()
-    ) -> "Results":
+    def collect(cls, command: str, benchmarks: list[Benchmark]) -> "Results":
         """Return results that record the current machine, package versions, commit, and time."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(
@@ -56,7 +54,6 @@ class Results:
             installed_versions(),
             source_commit() or None,
             now,
-            list(left_out),
         )
 
     def to_dict(self) -> dict[str, Any]:

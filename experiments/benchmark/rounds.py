@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -66,9 +66,9 @@ class Settings:
     """The deadline, as a `time.monotonic()` value. After the first round, a round starts only if
     the longest round so far would fit before the deadline. A worker that is not ready after two
     thirds of the available time is skipped."""
-    at_once: bool = False
-    """Whether to start all workers at the same time, which is faster. Otherwise, the workers
-    compile one after another."""
+    alone: bool = False
+    """Whether each worker runs all its rounds before the next one starts, so that it has the whole
+    device and its memory. Otherwise, workers take turns."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables for this project's workers."""
     say: Callable[[str], None] = lambda _: None
@@ -99,7 +99,9 @@ class WorkerProcess:
         """
         self.name = spec.name
         self.samples: list[Sample] = []
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **spec.environment}
+        # In a source folder without an installed package, PYTHONPATH may list other libraries.
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, **spec.environment}
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             # The command is safe, because the user chooses the Python interpreter.
@@ -202,15 +204,16 @@ class Rounds(NamedTuple):
 
 
 def run_rounds(specs: Sequence[WorkerSpec], settings: Settings) -> Rounds:
-    """Start workers, run them in interleaved rounds, and stop them."""
+    """Start workers, run them in interleaved rounds (unless `alone` is set), and stop them."""
+    if settings.alone and len(specs) > 1:
+        return _run_alone(specs, settings)
     until, say = settings.until, settings.say
     skipped: dict[str, str] = {}
     began = time.monotonic()
     latest = began + (until - began) * 2 / 3
     with contextlib.ExitStack() as stack:
         workers: dict[str, WorkerProcess] = {}
-        started = _start_workers(specs, stack, skipped)
-        for worker in list(started) if settings.at_once else started:
+        for worker in _start_workers(specs, stack, skipped):
             try:
                 worker.wait_until_ready(latest - time.monotonic())
             except WorkerFailedError as why:
@@ -235,6 +238,22 @@ def run_rounds(specs: Sequence[WorkerSpec], settings: Settings) -> Rounds:
                     say(f"{name}: skipped, {why}")
             longest = max(longest, time.monotonic() - before)
     return Rounds(workers, skipped)
+
+
+def _run_alone(specs: Sequence[WorkerSpec], settings: Settings) -> Rounds:
+    """Run one worker after another. Each worker gets an equal share of the remaining time."""
+    rounds = Rounds({}, {})
+    for number, spec in enumerate(specs):
+        now = time.monotonic()
+        until = now + (settings.until - now) / (len(specs) - number)
+        workers, skipped = run_rounds([spec], replace(settings, until=until))
+        rounds.workers.update(workers)
+        rounds.skipped.update(skipped)
+    # A slow worker may have had time for fewer rounds than the others.
+    count = min((len(x.samples) for x in rounds.workers.values() if x.samples), default=0)
+    for worker in rounds.workers.values():
+        del worker.samples[count:]
+    return rounds
 
 
 def _start_workers(

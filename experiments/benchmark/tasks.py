@@ -5,12 +5,15 @@ the `Workload` that the task describes.
 """
 
 import itertools
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+import transformer_jax
 from experiments.benchmark.adapter import Trainer, make_config, mean_loss, suppress_eos
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 from experiments.benchmark.workloads import random_tokens
@@ -19,10 +22,12 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.files import read_json_object
 from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import init_params
+from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.training.flops import peak_flops, step_flops
 from transformer_jax.training.meter import Meter
@@ -150,6 +155,41 @@ def serve(task: Mapping[str, Any]) -> Workload:
         )
 
     return Workload(turn, 1, describe_device(run.config.model.dtype), read_peak_bytes)
+
+
+def sweep(task: Mapping[str, Any]) -> Workload:
+    """Train and score one row with several seeds, as `transformer-jax sweep` does.
+
+    The sweep's own processes use the device, so this process must not.
+
+    Args:
+        task: a mapping with the keys `config` (JSON data) and `seeds` (their number).
+    """
+    config = Config.from_dict(task["config"])
+    prepared = prepare_text(config.data)
+    tokens = 0
+    for seed in range(task["seeds"]):
+        batches = prepared.batches(config.change(train={"seed": seed}))
+        tokens += sum(int(batches.lengths(n)[1].sum()) for n in range(config.train.steps))
+    about: dict[str, Any] = {"library": f"jax {jax.__version__}"}
+
+    def turn(steps: int) -> RunResult:
+        scores: list[float] = []
+        for _ in range(steps):
+            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+                planned = transformer_jax.sweep(
+                    {"base": config}, Path(folder) / "sweep", seeds=task["seeds"], quiet=True
+                )
+                for run in planned.runs:
+                    reports = read_metrics(run.path / "metrics.jsonl")
+                    scores += [x["perplexity"] for x in reports[-1:]]
+                    [stored] = run.path.glob(f"checkpoints/{config.train.steps}/checkpoint.json")
+                    devices = read_json_object(stored)["custom_metadata"]["devices"]
+                    count, _, kind = devices.partition(" x ")
+                    about["device"] = f"{kind} x {count}"
+        return RunResult(steps * tokens, float(np.mean(scores)))
+
+    return Workload(turn, 1, about)
 
 
 def pipeline(task: Mapping[str, Any]) -> Workload:

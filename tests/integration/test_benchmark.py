@@ -254,6 +254,11 @@ def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) 
     assert list(outcome.workers) == ["a", "b"]
     assert "fell ill" in outcome.skipped["c"]
     assert [len(outcome.workers[name].samples) for name in "ab"] == [3, 3]
+    log.unlink()
+    outcome = run_rounds(specs, Settings(rounds=2, steps=7, alone=True))
+    assert log.read_text() == "a7a7b7b7c7c7"
+    assert list(outcome.workers) == ["a", "b"]
+    assert "fell ill" in outcome.skipped["c"]
 
 
 def test_text_batches_have_the_requested_number_of_tokens() -> None:
@@ -368,10 +373,12 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     assert [part.name for part in found.benchmarks] == [
         "train base",
         "train big",
+        "sweep",
         "decode base, beam 4",
     ]
     for part in found.benchmarks:
-        assert len(part.measurements["ours"].samples) == 1
+        name = "1 seeds" if part.name == "sweep" else "ours"
+        assert len(part.measurements[name].samples) == 1
     base = found.benchmarks[0]
     assert base.work["target_tokens_a_step"] >= on_gpu.TOY.tokens
     assert base.work["dtype"] == "bfloat16"
@@ -396,8 +403,35 @@ def test_the_gpu_command_lists_benchmarks_without_time() -> None:
     assert [what.partition(":")[0] for what in left_out] == [
         "train base",
         "train big",
+        "sweep",
         "decode base, beam 4",
     ]
+
+
+def test_the_gpu_command_stores_each_result_and_measures_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: list[str] = []
+
+    def measure(name: str, *_: Any, **__: Any) -> Benchmark:
+        names.append(name)
+        if len(names) == 3:
+            raise KeyboardInterrupt
+        return dataclasses.replace(results([1.0], [2.0]).benchmarks[0], name=name)
+
+    for kind in ("train", "sweep", "decode"):
+        monkeypatch.setattr(on_gpu, kind, measure)
+    assert main(["gpu", "--toy", "--out", str(tmp_path)]) == 130
+    [path] = tmp_path.glob("gpu-*.json")
+    assert [part.name for part in Results.open(path).benchmarks] == ["train base", "train big"]
+    assert main(["gpu", "--toy", "--resume", str(path)]) == 0
+    assert names == ["train base", "train big", "sweep", "sweep", "decode base, beam 4"]
+    assert len(Results.open(path).benchmarks) == 4
+    assert [*tmp_path.glob("gpu-*.json")] == [path]
+    capsys.readouterr()
+    elsewhere = dataclasses.replace(Results.open(path), commit="other").store(tmp_path / "other")
+    assert main(["gpu", "--toy", "--resume", str(elsewhere)]) == UsageError.exit_code
+    assert "is from another machine or another commit" in capsys.readouterr().err
 
 
 @pytest.mark.slow
