@@ -161,7 +161,8 @@ def sweep(
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
         tune: a config field and at least two values, such as `("train.learning_rate_scale", [0.5,
-            1])`. Each row chooses a value on the development set, with one trial for each value.
+            1])`. For each row, the sweep trains a run with each value, and continues with the value
+            that has the lowest perplexity on the development set.
         devices: the number of accelerators (on a CPU, of concurrent runs) to use. Default: as many
             as possible.
         retry_failed: also retrain the runs that failed.

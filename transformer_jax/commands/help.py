@@ -141,7 +141,7 @@ def _adapt(
 
 
 def _convert(value: object, cls: type) -> object:
-    """Return an instance of a class of `_adapt` with the same values."""
+    """Return an instance, with the same values, of a class that `_adapt` created."""
     fields = {
         key: _convert(getattr(value, key), form)
         if dataclasses.is_dataclass(form)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformer_jax.sweeps.status import RunStatus
 
 
-# A width that exceeds the width of any table.
+# Wider than every table.
 MAX_WIDTH = 1_000_000
 
 

@@ -1,9 +1,9 @@
-"""Choose the number of batch shapes whose compilation pays for itself.
+"""Choose the number of batch shapes that minimizes the time for compilation and training.
 
 XLA compiles a training step for each batch shape. More shapes need more compilation, but batches
 contain less padding. The choice depends only on the config, so that the order of the data is the
 same on every machine. Its constants describe one H100 (see docs/performance.md). On a CPU, steps
-take much longer than compilation, so more shapes than the chosen number can pay for themselves.
+take much longer than compilation, so more shapes than the chosen number can save time.
 """
 
 from transformer_jax.config.sections import (

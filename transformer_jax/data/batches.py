@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The range of shards that one process needs from each batch: [first, last) out of `total`."""
+    """The shards that one process needs from each batch: [first, last) out of `total`."""
 
     first: int = 0
     last: int = 1

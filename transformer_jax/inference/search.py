@@ -52,7 +52,8 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 class Translations(NamedTuple):
     """The finished hypotheses of each sentence, best first.
 
-    Only the first `num_best` hypotheses are final.
+    The search ends when the first `num_best` hypotheses cannot improve. The later ones could still
+    improve.
     """
 
     tokens: Int[Array, "B J L"]

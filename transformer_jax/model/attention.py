@@ -87,7 +87,7 @@ def masked_softmax(
     The paper masks with negative infinity. This function uses the lowest float32 value, so that a
     query whose keys are all masked, as in an empty row, gets uniform weights instead of NaN.
     """
-    # A `Score` returns at least this precision. In bfloat16, sums would lose small weights.
+    # Scores already have this precision or a higher one. Sums in bfloat16 would lose small weights.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 

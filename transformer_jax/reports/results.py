@@ -27,7 +27,7 @@ from transformer_jax.reports.seed_statistics import (
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus
 
-# A score that a report compares with the paper's score. `Paper` has a field with the same name.
+# A score that a report compares with the paper's score. Each name is also a field of `Paper`.
 PaperScore = Literal["perplexity", "bleu"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 

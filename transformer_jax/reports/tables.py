@@ -30,7 +30,7 @@ LATEX_ESCAPES = str.maketrans(
 
 
 class Link(NamedTuple):
-    """A hyperlink: a tooltip, and a path relative to the page."""
+    """A hyperlink with a tooltip. The path is relative to the page."""
 
     path: str
     tooltip: str

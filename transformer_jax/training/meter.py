@@ -53,8 +53,8 @@ class Meter:
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
         the progress of the devices. For the first `LAG` steps after a report, this method returns 0
-        without waiting. For later steps, the method returns the number of consecutive skipped steps
-        that end with step n - `LAG`.
+        without waiting. For later steps, the method returns how many consecutive steps, up to step
+        n - `LAG`, were skipped.
         """
         if len(self._metrics) <= self.LAG:
             return 0
