@@ -16,6 +16,7 @@ from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import Setting, SweepFailedError, UsageError
+from transformer_jax.files import local_path
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
@@ -87,7 +88,7 @@ def train(
     if isinstance(config, str):
         config = load_config(config)
     folder, num_scheduled = train_folder(
-        config, Path(path), resume=resume, init_from=init_from, callback=callback, quiet=quiet
+        config, local_path(path), resume=resume, init_from=init_from, callback=callback, quiet=quiet
     )
     count = max(min(num_scheduled, folder.config.decode.average_checkpoints), 1)
     return load_folder(folder, count)
@@ -110,7 +111,7 @@ def train_folder(
     """
     quiet = quiet or not group.is_primary
     notes = Console(quiet=True) if quiet else stderr
-    source = None if init_from is None else Path(init_from)
+    source = None if init_from is None else local_path(init_from)
     # The primary process decides, because it may create the run before others look for it.
     exists = group.broadcast(resume and (path / "run.json").exists())
     with contextlib.nullcontext() if quiet else progress_bar():
@@ -176,7 +177,7 @@ def sweep(
     check_not_importing("sweep")
     named = read_rows(configs)
     tuning = None if tune is None else plan_tuning(named, *tune)
-    planned = plan_sweep(Path(path), named, seeds, only=rows, tuning=tuning)
+    planned = plan_sweep(local_path(path), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
     check_finished(launch_sweep(planned, devices, retry_failed=retry_failed, quiet=quiet))
     return Sweep.open(planned.path) if tuning else planned
@@ -305,13 +306,13 @@ def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = No
     Raises:
         UsageError: no run has finished, the runs cannot be compared, or `out` is missing for runs.
     """
-    folders = [Path(x) for x in ([paths] if isinstance(paths, str | Path) else paths)]
+    folders = [local_path(x) for x in ([paths] if isinstance(paths, str | Path) else paths)]
     if not folders:
         raise UsageError("report needs a sweep's folder, or the folders of runs")
     if (folders[0] / "run.json").exists() or len(folders) > 1:
         if out is None:
             raise UsageError("a report of runs needs a folder: ", Setting("out", "FOLDER"))
-        planned = collect_runs(folders, Path(out))
+        planned = collect_runs(folders, local_path(out))
         statuses = read_adhoc_statuses(planned)
         command = shell_command("report", *folders, "--out", out)
     elif out is not None:

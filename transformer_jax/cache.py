@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from transformer_jax.errors import StorageError, storage_errors
+from transformer_jax.files import local_path
 
 
 def cache_folder(name: str) -> Path:
@@ -17,11 +18,12 @@ def cache_folder(name: str) -> Path:
 
     Raises:
         StorageError: the folder cannot be created.
+        UsageError: a variable contains a URL.
     """
     if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
-        return _make_directory(Path(root) / name)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-    folder = Path(home) / "transformer_jax" / name
+        return _make_directory(local_path(root) / name)
+    home = local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = home / "transformer_jax" / name
     try:
         # If there is no home directory, expanduser returns "~" unchanged. Do not create a folder
         # named "~".

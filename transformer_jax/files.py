@@ -35,6 +35,11 @@ MAX_JSON_BYTES = 16 << 20
 MAX_METRICS_BYTES = 64 << 20
 MAX_VOCABULARY_BYTES = 256 << 20
 ABANDONED_SECONDS = 60.0
+# The start of a URL. `pathlib` merges the slashes, so only known schemes are then recognizable.
+URL = re.compile(
+    r"[a-z][a-z0-9+.-]+://|(gs|s3|s3a|hdfs|https?|ftp|file|abfss?|az|wasbs?|dbfs|hf|r2|oci):/",
+    re.IGNORECASE,
+)
 
 # The names of files that operating systems, editors, notebooks, network drives, and tools that
 # synchronize folders leave behind, such as .DS_Store, Thumbs.db, and "x (conflicted copy)". This
@@ -45,6 +50,24 @@ STRAY = re.compile(
     r"|.*\((.*(conflict|copy).*|\d+)\).*",
     re.IGNORECASE | re.DOTALL,
 )
+
+
+def expand_path(path: str) -> str:
+    """Return a path that a user wrote, with `~` replaced by the home folder.
+
+    Raises:
+        UsageError: the path is a URL, such as gs://bucket/run.
+    """
+    if URL.match(path):
+        url = re.sub(":/+", "://", path, count=1)
+        raise UsageError(f"{url} is a URL, but only local paths work: mount it, or copy its files")
+    # If there is no home folder, os.path.expanduser does not change the path.
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path that a user chose; see `expand_path`."""
+    return Path(expand_path(str(path)))
 
 
 def write_json(path: Path, content: object) -> None:

@@ -6,20 +6,25 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from processes import counts, mistake, run_python
 
 import transformer_jax
+from transformer_jax.cache import cache_folder
 from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.arguments import parse
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.loading import load_config, shipped_configs
+from transformer_jax.data.text_files import data_folder
+from transformer_jax.errors import UsageError
 from transformer_jax.runs.run_folder import FORMAT
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, DecodeConfig)
@@ -460,3 +465,100 @@ def test_the_package_exports_every_error_that_its_documentation_names() -> None:
     errors = {name for name in documented.findall(text) if hasattr(transformer_jax.errors, name)}
     assert errors
     assert errors <= set(transformer_jax.__all__)
+
+
+URLS = ("gs://bucket/run", "s3://bucket/run", "HDFS://x/run", "https://x.org/run", "file://run/x")
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train tiny --out {}",
+        "train tiny --init-from={}",
+        "train {}",
+        "train tiny --data-from {}",
+        "train tiny --data.corpus text --data.train {} b --data.dev a b",
+        "train tiny --data.folder {}",
+        "sweep tiny --out {}",
+        "sweep tiny {}",
+        "resume {}",
+        "translate {}",
+        "evaluate x --baseline {}",
+        "evaluate x --on {} y",
+        "package x --out {}",
+        "export {}",
+        "import {}",
+        "status {}",
+        "report {} x",
+        "report x --out {}",
+        "diff tiny {}",
+        "plot {} --out a.svg",
+        "attention x 'one' --out {}",
+        "--import {} train tiny",
+    ],
+)
+def test_a_url_is_rejected_at_once_wherever_a_path_is_expected(
+    command: str,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = mistake(capsys, shlex.split(command.format(url)))
+    assert url in error
+    assert "URL" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_means_the_home_folder_wherever_a_path_is_expected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "x").touch()
+    (tmp_path / "c.py").write_text(
+        "from transformer_jax.config import Config\n"
+        "CONFIG = Config().change(data={'corpus': 'text', 'train': ('~/a', '~/b'),"
+        " 'dev': ('a', 'b'), 'folder': '~/texts'})\n"
+    )
+    for command, place in (
+        ("train ~/c.py --out=~/run", f"{tmp_path}/run already exists"),
+        ("prepare ~/c.py", f"there is no file {tmp_path}/a"),
+        ("prepare base --data-from=~/c.py", f"there is no file {tmp_path}/a"),
+        ("prepare tiny --data.corpus=trees --data.folder=~/no", f"{tmp_path}/no has no train"),
+        ("translate ~/run", f"{tmp_path}/run is not a run"),
+        ("status ~/run", f"{tmp_path}/run is not a sweep"),
+        ("report ~/run", f"{tmp_path}/run is not a sweep"),
+        ("import ~/no", f"{tmp_path}/no"),
+        ("--import=~/no.py params tiny", "no.py"),
+    ):
+        assert main(command.split()) in (2, 65, 74), command
+        assert place in capsys.readouterr().err
+    for variable in ("TRANSFORMER_JAX_DATA", "TRANSFORMER_JAX_CACHE"):
+        monkeypatch.setenv(variable, "~/of variable")
+    assert cache_folder("x") == tmp_path / "of variable" / "x"
+    assert data_folder(None) == tmp_path / "of variable"
+    assert not (tmp_path / "~").exists()
+
+
+def test_python_functions_expand_paths_and_reject_urls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    functions: list[Callable[[str], object]] = [
+        transformer_jax.load,
+        transformer_jax.compare,
+        transformer_jax.report,
+        transformer_jax.load_config,
+        lambda path: transformer_jax.train(Config(), path),
+        lambda path: transformer_jax.sweep("tiny", path),
+    ]
+    for function in functions:
+        with pytest.raises(UsageError, match="gs://bucket/x is a URL"):
+            function("gs://bucket/x")
+    for function in functions[:3]:
+        with pytest.raises(UsageError, match=f"{tmp_path}/x is not a"):
+            function("~/x")

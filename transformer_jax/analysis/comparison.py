@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject
+from transformer_jax.files import JsonObject, local_path
 from transformer_jax.inference.history import (
     SCORE_NAMES,
     MetricsTable,
@@ -103,7 +103,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     """
     if isinstance(runs, str | Path | Run):
         runs = [runs]
-    folders = [x.folder if isinstance(x, Run) else RunFolder.open(Path(x)) for x in runs]
+    folders = [x.folder if isinstance(x, Run) else RunFolder.open(local_path(x)) for x in runs]
     if not folders:
         raise UsageError("there is no run to compare")
     metrics = {folder.path: metrics_table(folder) for folder in folders}

@@ -10,15 +10,17 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args
 
 import tyro
 from tyro import _errors as tyro_errors
 from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import annotations, did_you_mean
+from transformer_jax.config.validation import TypeForm, annotations, did_you_mean
 from transformer_jax.errors import UsageError
+from transformer_jax.files import expand_path, local_path
 
 if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
@@ -32,6 +34,8 @@ WORDS = {
     "STR STR": "two strings",
     "PATH PATH": "two paths",
 }
+# The placeholders of options that contain paths.
+PLACEHOLDER = re.compile("RUN|SWEEP|CONFIG")
 # A word such as model.num_heads=4, which other programs accept.
 ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
@@ -50,12 +54,34 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
     hook = partial(_report, name=name, command_type=command_type, words=words)
     with tyro_errors.on_parse_error(hook):
         command = tyro.cli(command_type, args=words, prog=name, default=default)
+    paths = {key: _expand(getattr(command, key)) for key, pair in fields.items() if _is_path(*pair)}
+    for key, value in paths.items():
+        # A command is frozen, and its fields cannot be replaced without checking its config.
+        object.__setattr__(command, key, value)
     for key, (_, metadata) in fields.items():
         if Positional in metadata and getattr(command, key) in ("", ()):
             raise _missing(name, command_type)
         if getattr(command, key) == () and as_option(key) in given_options(words):
             raise UsageError(f"{as_option(key)} needs a value")
     return command
+
+
+def _is_path(form: TypeForm, metadata: Sequence[object]) -> bool:
+    """Return whether an option contains one or more paths, or configs, which can be paths."""
+    is_folder = any(PLACEHOLDER.search(str(getattr(m, "metavar", ""))) for m in metadata)
+    return is_folder or Path in (form, *get_args(form)) or Path in get_args((*get_args(form), 0)[0])
+
+
+def _expand(value: object) -> object:
+    """Expand each path in the value of an option; see `files.expand_path`."""
+    match value:
+        case str():
+            return expand_path(value)
+        case Path():
+            return local_path(value)
+        case tuple():
+            return tuple(map(_expand, value))
+    return value
 
 
 def make_default(command_type: type[T]) -> T:

@@ -19,7 +19,7 @@ from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
 from transformer_jax.errors import UsageError
-from transformer_jax.files import INVALID_JSON
+from transformer_jax.files import INVALID_JSON, expand_path, local_path
 from transformer_jax.registry import IMPORTS, imported_files, inherit
 
 PACKAGE = Path(__file__).parents[1]
@@ -91,6 +91,7 @@ def resolve_path(path: str) -> Path:
     shipped = {file.stem: file for file in sorted(shipped_configs().glob("[a-z]*.py"))}
     if path in shipped:
         return shipped[path]
+    path = expand_path(path)
     if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises if the name is too long
         return Path(path)
     hint = did_you_mean(Path(path).stem, shipped)
@@ -103,7 +104,7 @@ def import_file(path: str) -> None:
     Raises:
         UsageError: the path is not a Python file, or the file raises an error.
     """
-    file = Path(path).expanduser().resolve()
+    file = local_path(path).resolve()
     if not file.is_file():
         raise UsageError(f"cannot import {path}: there is no such file")
     if file.suffix != ".py":

@@ -20,6 +20,7 @@ from transformer_jax.config.validation import (
     part_of,
     used_by,
 )
+from transformer_jax.files import URL
 from transformer_jax.registry import Registry
 from transformer_jax.special_tokens import BOS, PAD
 
@@ -394,6 +395,10 @@ class DataConfig(ConfigSection):
             is_allowed = self.corpus == "text" or getattr(self, key) is None
             rule = f"unset with data.corpus {self.corpus} (only text reads files)"
             self.require(key, is_allowed, rule)
+        for key in ("train", "dev", "test", "folder"):
+            value = getattr(self, key) or ()
+            is_local = not any(map(URL.match, [value] if isinstance(value, str) else value))
+            self.require(key, is_local, "a local path, not a URL (mount it, or copy its files)")
         has_units = self.target_tokens == "subwords" or self.source_vocab_size is not None
         rule = "subwords without data.source_vocab_size (a shared vocabulary has one kind of token)"
         self.require("target_tokens", has_units, rule)

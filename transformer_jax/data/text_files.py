@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
+from transformer_jax.files import local_path
 
 # If a line is much longer than this limit, only its beginning is kept.
 MAX_LINE_BYTES = 1 << 16
@@ -87,7 +88,7 @@ class TextFiles(FileCorpus):
                 )
         home = data_folder(folder)
         paths = {
-            split: tuple(_check_regular_file(home / name) for name in pair)
+            split: tuple(_check_regular_file(home / local_path(name)) for name in pair)
             for split in SPLITS
             if (pair := files.get(split)) is not None
         }
@@ -125,7 +126,7 @@ class TextFiles(FileCorpus):
 
 def data_folder(folder: str | None) -> Path:
     """Return `folder`, which defaults to `$TRANSFORMER_JAX_DATA` or the working directory."""
-    return Path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
+    return local_path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 
 def is_too_long(line: str) -> bool:

@@ -17,6 +17,7 @@ from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, UsageError
+from transformer_jax.files import local_path
 from transformer_jax.inference.translate import Translator, padded_length
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.inspect import attention_weights
@@ -112,7 +113,7 @@ class Attention:
             UsageError: the file suffix is not supported, or the selection is invalid.
             StorageError: the file cannot be written.
         """
-        path = Path(path)
+        path = local_path(path)
         if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
             write_file(path, self.show(**selection).html.encode())
         else:

@@ -16,6 +16,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
+from transformer_jax.files import local_path
 from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.summary import summarize
@@ -211,7 +212,7 @@ def load(
             f"cannot average {average_checkpoints} checkpoints; to use the latest one, pass ",
             Setting("average_checkpoints", 1),
         )
-    folder = RunFolder.open(Path(path))
+    folder = RunFolder.open(local_path(path))
     note_changed_files(folder)
     return load_folder(folder, average_checkpoints, step)
 
