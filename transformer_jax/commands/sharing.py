@@ -98,9 +98,21 @@ class Export(CheckpointCommand):
                 stderr.print("note: not verified, because that needs transformers and torch")
                 return None
             return self._compare(run, verify.MarianSystem(out), out)
-        from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
+        from transformer_jax.sharing.ctranslate2_format import (
+            export_ctranslate2,
+            find_limits,
+            without_padding,
+        )
 
         export_ctranslate2(run, out, self.quantization)
+        if (limits := find_limits(run.config.model)) is not None:
+            # The last position of a translation predicts the end-of-sentence token.
+            stderr.print(
+                f"note: the model has {limits[0]} source positions and {limits[1]} target "
+                "positions, and CTranslate2 fails beyond them: pass "
+                f"max_input_length={limits[0]} and max_decoding_length={limits[1] - 1} to "
+                "translate_batch"
+            )
         if not self.verify:
             return None
         system = verify.CTranslate2System(out, self.quantization)

@@ -34,9 +34,9 @@ Specification = Any
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 # The logit bias of a token that a CTranslate2 model must never predict.
 NEVER = -1e4
-# CTranslate2 raises an error for positions past the end of its position table. By default,
-# CTranslate2 ends a translation after 256 tokens.
-MIN_POSITIONS = 512
+# CTranslate2 raises an error for positions past the end of its position table. By default, it
+# truncates a source after 1,024 tokens and ends a translation after 256 tokens.
+MIN_POSITIONS = 1024
 
 
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
@@ -110,12 +110,19 @@ def without_padding(run: Run) -> Run:
     return replace(run, params={**run.params, "output_bias": bias})
 
 
+def find_limits(config: ModelConfig) -> tuple[int, int] | None:
+    """Return the numbers of source and target positions, or None if positions do not end."""
+    source, target = config.max_lengths
+    return None if target is None else (source, target)
+
+
 def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
     """Return the positional encodings that the "encoder" or the "decoder" adds to embeddings."""
     config = run.config.model
-    longest = config.max_lengths[stack == "decoder"]
-    if longest is None:
-        longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
+    limits = find_limits(config)
+    longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
+    if limits is not None:
+        longest = limits[stack == "decoder"]
     return np.array(inspect.position_table(run.model, run.params, longest, stack))
 
 

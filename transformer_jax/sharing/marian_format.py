@@ -6,11 +6,12 @@ from pathlib import Path
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.data.token_table import TokenTable
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.errors import ConfigError, StorageError
 from transformer_jax.files import JsonObject, new_folder
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.sharing.expressible import check_exportable
 from transformer_jax.sharing.marian_parameters import to_marian
+from transformer_jax.sharing.marian_settings import unsupported
 from transformer_jax.sharing.parameters import write_arrays
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
@@ -94,17 +95,6 @@ def write_tokenizers(folder: Path, vocabulary: Vocabulary) -> None:
     (folder / "target.spm").write_bytes(vocabulary.target.model)
 
 
-# Settings of `generate` that this package's search does not support, with the values that turn them
-# off.
-NEUTRAL_GENERATION = {
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-    "min_length": 0,
-    "forced_bos_token_id": None,
-}
-
-
 def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTable:
     """Return a vocabulary's token table, with the special tokens from the settings.
 
@@ -119,10 +109,10 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
         token_id = tokens.index(token) if token in tokens else "no ID"
         if settings.get(field) != token_id or isinstance(settings.get(field), bool):
             rule = f"the vocabulary has {token_id} for {token}"
-            raise _unsupported(path / "config.json", field, settings.get(field), rule)
+            raise unsupported(path / "config.json", field, settings.get(field), rule)
     if (forced := settings.get("forced_eos_token_id")) not in (end, None):
         rule = f"this package requires {end}"
-        raise _unsupported(path / "config.json", "forced_eos_token_id", forced, rule)
+        raise unsupported(path / "config.json", "forced_eos_token_id", forced, rule)
     if not isinstance(start, int):
         raise StorageError(f"{path / 'config.json'} is invalid: decoder_start_token_id is missing")
     unknown = tokens.index("<unk>") if "<unk>" in tokens else -1
@@ -151,10 +141,6 @@ def read_config(
         StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)
-    for name, neutral in NEUTRAL_GENERATION.items():
-        if (value := generation.get(name)) not in (neutral, None):
-            rule = f"this package's search supports only {neutral}"
-            raise _unsupported(path / "generation_config.json", name, value, rule)
     decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)
     try:
@@ -221,15 +207,11 @@ def _check_expressible(path: Path, settings: JsonObject) -> None:
         value = settings.get(field, default)
         if value != expected or type(value) is not type(expected):
             rule = f"this package requires {expected}"
-            raise _unsupported(path / "config.json", field, value, rule)
+            raise unsupported(path / "config.json", field, value, rule)
     activation = settings.get("activation_function", "gelu")
     if activation not in list(ACTIVATIONS):
         rule = f"this package supports only {', '.join(ACTIVATIONS)}"
-        raise _unsupported(path / "config.json", "activation_function", activation, rule)
-
-
-def _unsupported(file: Path, field: str, value: object, rule: str) -> UsageError:
-    return UsageError(f"{file} has {field} {str(value)[:50]}, but {rule}")
+        raise unsupported(path / "config.json", "activation_function", activation, rule)
 
 
 def _tie_embeddings(settings: JsonObject, vocabulary: Vocabulary) -> str:

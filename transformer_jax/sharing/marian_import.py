@@ -42,6 +42,7 @@ from transformer_jax.sharing.marian_parameters import (
     has_attention_bias,
     marian_shapes,
 )
+from transformer_jax.sharing.marian_settings import check_settings
 from transformer_jax.sharing.parameters import Arrays, read_arrays, read_torch_arrays
 
 # The maximum size of a safetensors header in bytes. The safetensors library rejects larger headers.
@@ -70,10 +71,15 @@ def read_marian(path: Path) -> Run:
         check_no_links(path)
     settings = _read_json(path / "config.json")
     if settings.get("model_type") != "marian":
-        raise UsageError(f"{path} is not a Marian model: model_type {settings.get('model_type')!r}")
+        kind = f"model_type {settings.get('model_type')!r}"
+        if (path / "model.bin").exists():
+            kind = "CTranslate2 models cannot be imported, so import what it was converted from"
+        raise UsageError(f"{path} is not a Marian model: {kind}")
     vocabulary = _read_vocabulary(path, settings)
-    generation = _read_optional_json(path / "generation_config.json") or settings
-    config = read_config(path, settings, generation, vocabulary)
+    generation = _read_optional_json(path / "generation_config.json")
+    tokenizer_settings = _read_optional_json(path / "tokenizer_config.json")
+    check_settings(path, settings, generation, tokenizer_settings)
+    config = read_config(path, settings, generation or settings, vocabulary)
     max_length = int(min(config.model.max_length, _read_longest_source(path)))
     arrays = _read_weights(path, config.model, vocabulary)
     # Biases are optional in this package. Leave out biases that are zero. However, if padding is
@@ -195,6 +201,8 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
         optional[TABLES["output_embedding.table"]] = shapes[TABLES["embedding.table"]]
     weights, torch_weights = path / "model.safetensors", path / "pytorch_model.bin"
     is_torch = not weights.exists() and torch_weights.exists()
+    if not (weights.exists() or is_torch):
+        raise _missing_weights(path)
     weights = torch_weights if is_torch else weights
     max_bytes = 4 * sum(map(math.prod, [*shapes.values(), *optional.values()])) + MAX_HEADER
     with storage_errors(f"{weights} cannot be read"):
@@ -209,6 +217,31 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
             raise StorageError(f"{weights} has values in {name} that are not finite")
     _check_computed(weights, config, arrays)
     return arrays
+
+
+# The weights of other programs: the end of a file's name, and what the file contains.
+OTHER_WEIGHTS = {
+    ".safetensors.index.json": "weights in several files",
+    ".bin.index.json": "weights in several files",
+    ".msgpack": "weights for Flax",
+    ".h5": "weights for TensorFlow",
+    ".npz": "weights for Marian's own program",
+    ".ot": "weights for Rust",
+    ".onnx": "weights for ONNX",
+    "adapter_model.safetensors": "an adapter without its model",
+}
+
+
+def _missing_weights(path: Path) -> StorageError:
+    """Return the error for a folder without supported weights, with advice for other weights."""
+    names = sorted(file.name for file in path.iterdir())
+    found = [(n, kind) for end, kind in OTHER_WEIGHTS.items() for n in names if n.endswith(end)]
+    has = f"only {found[0][0]} ({found[0][1]})" if found else "neither"
+    return StorageError(
+        f"{path} needs model.safetensors or pytorch_model.bin, but it has {has}: load the model "
+        "with MarianMTModel.from_pretrained (from_flax=True and from_tf=True read other weights), "
+        "and save it with save_pretrained(FOLDER, max_shard_size='100GB')"
+    )
 
 
 def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:

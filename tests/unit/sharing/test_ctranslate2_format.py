@@ -2,6 +2,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+import ctranslate2
 import pytest
 from example_configs import SMALL
 from run_files import write_untrained_run
@@ -58,7 +59,7 @@ def test_the_variants_translate_as_the_run(tmp_path: Path) -> None:
     assert result.score_difference < 2e-3
 
 
-@pytest.mark.parametrize(("quantization", "factor"), [("bfloat16", 0.6), ("int8", 0.8)])
+@pytest.mark.parametrize(("quantization", "factor"), [("bfloat16", 0.6), ("int8", 0.9)])
 def test_a_quantized_model_is_smaller_and_rounded(
     run: Run, tmp_path: Path, quantization: Literal["bfloat16", "int8"], factor: float
 ) -> None:
@@ -124,3 +125,36 @@ def test_a_missing_library_is_one_line(
     error = capsys.readouterr().err
     assert error == "transformer-jax: this feature needs ctranslate2: pip install ctranslate2\n"
     assert not (tmp_path / "model").exists()
+
+
+def test_the_default_limits_of_ctranslate2_are_within_the_sinusoids(
+    run: Run, tmp_path: Path
+) -> None:
+    export_ctranslate2(run, tmp_path / "model")
+    translator = ctranslate2.Translator(str(tmp_path / "model"))
+    # By default, a source is truncated after 1,024 tokens.
+    [result] = translator.translate_batch([["▁one"] * 1100], beam_size=1)
+    assert result.hypotheses
+
+
+def test_the_limits_of_learned_positions_are_stated_and_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = SMALL.change(model={"positions": "learned", "max_length": 40}, data={"max_length": 40})
+    run = write_untrained_run(tmp_path / "run", config, steps=(4,), scale=3)
+    assert main(["export", str(run.path), "--out", str(tmp_path / "model")]) == 0
+    limits = "max_input_length=40 and max_decoding_length=89"
+    assert f"pass {limits} to translate_batch" in capsys.readouterr().err
+    translator = ctranslate2.Translator(str(tmp_path / "model"))
+
+    def translate(**options: int) -> object:
+        # A translation of the minimum length reaches every position.
+        shortest = options["max_decoding_length"]
+        source = [["▁one"] * 60]
+        return translator.translate_batch(source, min_decoding_length=shortest, **options)
+
+    translate(max_input_length=40, max_decoding_length=89)
+    for name, value in (("max_input_length", 41), ("max_decoding_length", 91)):
+        options = {"max_input_length": 40, "max_decoding_length": 89, name: value}
+        with pytest.raises(RuntimeError, match="No position encodings"):
+            translate(**options)

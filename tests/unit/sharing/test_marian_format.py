@@ -161,6 +161,15 @@ def replace_by_folder(folder: Path) -> None:
     (folder / "target.spm").mkdir()
 
 
+def move_weights(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
+
+
+def split_the_weights(folder: Path) -> None:
+    move_weights("model-00001-of-00002.safetensors")(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
 def link_the_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder.parent / "weights")
     (folder / "model.safetensors").symlink_to(folder.parent / "weights")
@@ -230,7 +239,10 @@ def link_the_scores(folder: Path) -> None:
         (lambda x: (x / "vocab.json").unlink(), "vocab.json cannot be read"),
         (lambda x: (x / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
         (lambda x: (x / "generation_config.json").write_text("[]"), "is not a JSON object"),
-        (lambda x: (x / "model.safetensors").unlink(), "model.safetensors cannot be read"),
+        (lambda x: (x / "model.safetensors").unlink(), "has neither: load the model with Marian"),
+        (split_the_weights, "has only model.safetensors.index.json (weights in several files)"),
+        (move_weights("flax_model.msgpack"), "has only flax_model.msgpack (weights for Flax)"),
+        (move_weights("tf_model.h5"), "only tf_model.h5 (weights for TensorFlow): load the model"),
         (lambda x: (x / "target.spm").unlink(), "target.spm cannot be read"),
         (replace_by_folder, "target.spm is not a regular file"),
         (lambda x: os.truncate(x / "model.safetensors", 5000), "model.safetensors cannot be read"),
