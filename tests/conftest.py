@@ -33,6 +33,8 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     f"{EMITTERS}--xla_cpu_multi_thread_eigen=false",
 )
+# Child processes do not check these flags again.
+os.environ["TRANSFORMER_JAX_CHECKED_XLA_FLAGS"] = os.environ["XLA_FLAGS"]
 
 # XLA creates about nine memory maps per program, and by default, Linux allows 65,530 per process.
 MAX_MEMORY_MAPS = 30_000

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from transformer_jax.backend import start_backend
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
 from transformer_jax.config.rows import FieldValue
@@ -114,9 +115,11 @@ def train_folder(
     source = None if init_from is None else local_path(init_from)
     # The primary process decides, because it may create the run before others look for it.
     exists = group.broadcast(resume and (path / "run.json").exists())
+    stored = RunFolder.open(path) if exists else None
+    # Start JAX before anything is written, because it may not have the selected platform.
+    start_backend(None if stored is None else stored.cpu_threads)
     with contextlib.nullcontext() if quiet else progress_bar():
-        if exists:
-            stored = RunFolder.open(path)
+        if stored is not None:
             if group.is_primary:
                 note_changed_files(stored)
             # The run may have been extended.

@@ -1,10 +1,186 @@
-"""Prepare JAX's backends, and count the programs that JAX compiles."""
+"""Start JAX's backends: what must be set or checked before, and what affects the results."""
 
+import contextlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import jax
+
+from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.errors import BackendError, summarize_error
+
+GPU_FLAGS = {
+    # Timing Triton's kernels for matrix products doubles the compile time of small models, and
+    # makes no step faster.
+    "xla_gpu_enable_triton_gemm": "false",
+    # Without this flag, XLA times kernels to choose them, and some kernels add numbers in any
+    # order.
+    "xla_gpu_deterministic_ops": "true",
+}
+CHECKED_FLAGS = "TRANSFORMER_JAX_CHECKED_XLA_FLAGS"
+"""The environment variable with the last value of XLA_FLAGS that was valid. Child processes inherit
+the variable, so they do not check the same flags again."""
+THREAD_VARIABLES = ("PJRT_NPROC", "NPROC")
+SETTINGS = (
+    *("jax_default_matmul_precision", "jax_disable_most_optimizations", "jax_optimization_level"),
+    *("jax_random_seed_offset", "jax_threefry_partitionable"),
+)
+"""JAX's settings that change the results of a run."""
+
+_environment: dict[str, str] = {}
+
+
+def start_backend(cpu_threads: int | None = None) -> None:
+    """Start JAX's backends, unless they are already running, and enable the compilation cache.
+
+    On a CPU, the rounding of a program can depend on the number of threads. `cpu_threads` is the
+    number of threads of an existing run; the default is the number of cores that this process can
+    use. The environment variable PJRT_NPROC overrides both.
+
+    Raises:
+        BackendError: a backend cannot start, or XLA_FLAGS contains an unknown flag.
+    """
+    enable_compilation_cache()
+    if _environment:
+        return
+    is_running = _is_running()
+    if not is_running:
+        _set_gpu_flags()
+        _check_flags()
+    threads = _configured_threads() or (None if is_running else cpu_threads) or _usable_cores()
+    with _variable(THREAD_VARIABLES[0], str(threads)):
+        _start()
+    settings = {name: str(_setting(name)) for name in SETTINGS}
+    _environment.update(settings, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))
+    if jax.default_backend() == "cpu":
+        _environment["cpu_threads"] = str(threads)
+
+
+def describe_environment() -> dict[str, str]:
+    """Return what affects results, besides versions: devices, CPU threads, and settings."""
+    start_backend()
+    return {"devices": describe_devices(), **_environment}
+
+
+def describe_devices() -> str:
+    """Return the number of devices and their model, such as "8 x NVIDIA H100 80GB HBM3"."""
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    if devices[0].platform == "cpu":
+        with contextlib.suppress(OSError):
+            model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8"))
+            kind = model[1] if model else kind
+    return f"{len(devices)} x {kind}"
+
+
+def _setting(name: str) -> Any:  # noqa: ANN401 - the settings have different types
+    # JAX offers some settings as attributes and others through `read`.
+    return getattr(jax.config, name) if hasattr(jax.config, name) else jax.config.read(name)
+
+
+def _is_running() -> bool:
+    try:
+        from jax._src.xla_bridge import backends_are_initialized
+    except ImportError:
+        return False
+    return backends_are_initialized()
+
+
+def _set_gpu_flags() -> None:
+    """Add `GPU_FLAGS` to XLA_FLAGS, except the flags that it contains already.
+
+    XLA exits if it does not know a flag, so set no flags if JAX cannot use a GPU.
+    """
+    platforms = set((_setting("jax_platforms") or "gpu").split(","))
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    is_installed = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+    if is_installed and platforms & {"gpu", "cuda", "rocm"}:
+        flags = os.environ.get("XLA_FLAGS", "")
+        new = (f"--{k}={v}" for k, v in GPU_FLAGS.items() if not re.search(rf"--{k}\b", flags))
+        os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
+
+
+def _check_flags() -> None:
+    """Let another process read XLA_FLAGS, because XLA ends a process whose flags it rejects."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not flags or flags == os.environ.get(CHECKED_FLAGS):
+        return
+    code = "from jaxlib import xla_client; xla_client.CompileOptions()"
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if child.returncode:
+        found = re.search(
+            r"(Unknown flags? in XLA_FLAGS: [^\n]*|Couldn't interpret value [^\n]*)", child.stderr
+        )
+        reason = found[0] if found else "XLA rejects a flag"
+        raise BackendError(f"JAX cannot start: {reason} (XLA_FLAGS={flags!r}): correct XLA_FLAGS")
+    os.environ[CHECKED_FLAGS] = flags
+
+
+def _start() -> None:
+    """Start the backends that JAX_PLATFORMS selects, and the CPU, which draws initial values."""
+    platforms = _setting("jax_platforms")
+    needs_accelerator = bool(platforms) and "cpu" not in platforms.split(",")
+    if needs_accelerator:
+        jax.config.update("jax_platforms", f"{platforms},cpu")
+    try:
+        if jax.default_backend() == "cpu" and needs_accelerator:
+            raise RuntimeError("there is no such device, or its plugin for JAX is not installed")
+    except RuntimeError as error:
+        jax.config.update("jax_platforms", platforms)
+        raise BackendError(_describe_failure(platforms, error)) from error
+
+
+def _describe_failure(platforms: str | None, error: BaseException) -> str:
+    """Return a message that names the setting and the platforms that exist on this machine."""
+    setting = f"JAX_PLATFORMS={platforms or ''}"
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    code = "import jax; print(*dict.fromkeys([jax.default_backend(), 'cpu']), sep=', ')"
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(  # noqa: S603
+        command, env=environment, capture_output=True, text=True, check=False
+    )
+    existing = (child.stdout.splitlines() or ["none"])[-1]
+    reason = summarize_error(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
+    return (
+        f"JAX cannot start with {setting}: {reason}; platforms on this machine: {existing}; "
+        "set JAX_PLATFORMS to one of them, or unset it"
+    )
+
+
+def _configured_threads() -> int | None:
+    """Return the number of threads that the user sets with an environment variable."""
+    values = (os.environ.get(name, "") for name in THREAD_VARIABLES)
+    return next((int(value) for value in values if value.isdecimal() and int(value)), None)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable temporarily, so that child processes do not inherit it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 CACHE_EVENT = "/jax/compilation_cache/cache_hits"

@@ -91,6 +91,12 @@ class ConnectionFailedError(TransformerJaxError):
     exit_code = os.EX_UNAVAILABLE
 
 
+class BackendError(TransformerJaxError):
+    """JAX cannot start: its platform does not exist on this machine, or a flag is unknown."""
+
+    exit_code = os.EX_UNAVAILABLE
+
+
 class DivergedError(TransformerJaxError):
     """Training diverged: the loss, the gradient, or the perplexity is not finite."""
 

@@ -17,7 +17,7 @@ import transformer_jax
 from experiments.benchmark.adapter import Trainer, make_config, mean_loss, suppress_eos
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 from experiments.benchmark.workloads import random_tokens
-from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.data.prepare import prepare_text
@@ -72,7 +72,7 @@ def train(task: Mapping[str, Any]) -> Workload:
     Args:
         task: a mapping with the keys `sizes` and `arrays` (the path to the saved batches).
     """
-    enable_compilation_cache()
+    start_backend()
     sizes, batches = task["sizes"], load_batches(task)
     config = make_config(sizes)
     trainer = Trainer(config, sizes["vocab"])
@@ -114,7 +114,7 @@ def translate(task: Mapping[str, Any]) -> Workload:
         task: a mapping with the keys `sizes`, `sources` (lists of tokens with end tokens),
             `beam_size`, and `extra` (how many tokens longer a translation is than its source).
     """
-    enable_compilation_cache()
+    start_backend()
     sizes = task["sizes"]
     decoding = {"beam_size": task["beam_size"], "max_extra_length": task["extra"]}
     config = make_config(sizes).change(decode=decoding)
@@ -200,7 +200,7 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
             `is_preloaded` is true, train on preloaded full batches that have the same shapes as the
             text's batches, in the same order.
     """
-    enable_compilation_cache()
+    start_backend()
     config = Config.from_dict(task["config"])
     prepared = prepare_text(config.data)
     sizes = prepared.vocabulary.sizes

@@ -217,7 +217,7 @@ def test_a_killed_run_drops_the_reports_that_it_repeats(
 
 def test_a_checkpoint_names_the_versions_that_wrote_it(whole_run: Path) -> None:
     description = json.loads((whole_run / "checkpoints/8/checkpoint.json").read_text("utf-8"))
-    assert description["custom_metadata"]["versions"]["jax"] == jax.__version__
+    assert description["custom_metadata"]["environment"]["jax"] == jax.__version__
 
 
 def test_metrics_and_tensorboard_events_have_the_same_values(whole_run: Path) -> None:

@@ -155,7 +155,8 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     rmtree(folder.checkpoints / "8")
     with CheckpointManager(folder.checkpoints, folder.identity, keep=9) as checkpoints:
         checkpoints.prepare_save(8, arrays)
-        checkpoints.save(8, arrays, 2.0, {"versions": versions, "devices": "8 x P100"})
+        environment = {**versions, "devices": "8 x P100", "cpu_threads": "96"}
+        checkpoints.save(8, arrays, 2.0, {"environment": environment})
     assert main(["reproduce", "original"]) == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert (
@@ -165,6 +166,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     assert "jax 0.0.1 -> " in message
     assert ("commit abc -> " in message) is bool(source_commit())
     assert "devices 8 x P100 -> " in message
+    assert "cpu_threads 96 -> " in message
 
 
 def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(

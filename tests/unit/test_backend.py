@@ -1,9 +1,93 @@
 """Test the preparation of JAX's backends and the count of compiled programs."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
+import pytest
+from pages import ROOT
+from processes import run_python
 
 from transformer_jax.backend import Compilations, count_compilations, host_device
+
+TRAIN = "from transformer_jax.cli import main; raise SystemExit(main(['train', 'tiny']))"
+DESCRIBE = """
+import json, os
+from transformer_jax.backend import describe_environment
+print(json.dumps(describe_environment()))
+print(json.dumps(os.environ.get("PJRT_NPROC")))
+"""
+# The files of an installed package that contains a plugin for NVIDIA GPUs.
+PLUGIN = {
+    "METADATA": "Metadata-Version: 2.1\nName: jax-cuda13-plugin\nVersion: 0.0.0\n",
+    "entry_points.txt": "[jax_plugins]\nxla_cuda13 = no_such_module\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("JAX_PLATFORMS", "cuda", "with JAX_PLATFORMS=cuda: there is no such device"),
+        pytest.param("JAX_PLATFORMS", "gpu", "JAX_PLATFORMS=gpu", marks=pytest.mark.slow),
+        pytest.param("JAX_PLATFORMS", "tpu", "JAX_PLATFORMS=tpu", marks=pytest.mark.slow),
+        pytest.param("JAX_PLATFORMS", "cpuu", "'cpuu' is not in the list", marks=pytest.mark.slow),
+        ("XLA_FLAGS", "--xla_none=1", "Unknown flag in XLA_FLAGS: --xla_none=1"),
+        pytest.param("XLA_FLAGS", "--xla_dump_hlo_as_text=no!", "no!", marks=pytest.mark.slow),
+    ],
+)
+def test_a_backend_that_cannot_start_is_one_line_before_anything_is_written(
+    tmp_path: Path, setting: str, value: str, expected: str
+) -> None:
+    environment = {setting: value, "TRANSFORMER_JAX_CACHE": str(tmp_path / "cache")}
+    process = run_python(TRAIN, cwd=tmp_path, PYTHONPATH=str(ROOT), **environment)
+    assert process.returncode == 69
+    [line] = process.stderr.splitlines()
+    assert line.startswith("transformer-jax: JAX cannot start")
+    assert expected in line
+    if setting == "JAX_PLATFORMS":
+        assert "; platforms on this machine: cpu; set JAX_PLATFORMS to one of them" in line
+    written = [x for x in tmp_path.rglob("*") if x.is_file()]
+    assert written == []
+
+
+@pytest.mark.parametrize(
+    ("platforms", "flags", "expected"),
+    [
+        ("", "", {"triton_gemm": "false", "deterministic_ops": "true"}),
+        pytest.param(
+            "",
+            "--xla_gpu_deterministic_ops=false",
+            {"triton_gemm": "false", "deterministic_ops": "false"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("cpu", "", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_flags_for_gpus_are_set_if_a_plugin_is_installed_and_the_user_does_not_set_them(
+    tmp_path: Path, platforms: str, flags: str, expected: dict[str, str]
+) -> None:
+    folder = tmp_path / "jax_cuda13_plugin-0.0.0.dist-info"
+    folder.mkdir()
+    for name, text in PLUGIN.items():
+        (folder / name).write_text(text)
+    environment = {"JAX_PLATFORMS": platforms, "XLA_FLAGS": flags}
+    path = f"{tmp_path}:{ROOT}"
+    process = run_python(DESCRIBE, cwd=tmp_path, PYTHONPATH=path, **environment)
+    # The CPU's compiler accepts these flags, too.
+    assert process.returncode == 0, process.stderr
+    used = json.loads(process.stdout.splitlines()[0])["XLA_FLAGS"].split()
+    pairs = dict(flag.removeprefix("--xla_gpu_").split("=") for flag in used)
+    assert {name.removeprefix("enable_"): value for name, value in pairs.items()} == expected
+
+
+def test_the_number_of_threads_is_recorded_and_hidden_from_child_processes(tmp_path: Path) -> None:
+    code = "from transformer_jax.backend import start_backend\nstart_backend(3)\n" + DESCRIBE
+    process = run_python(code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert process.returncode == 0, process.stderr
+    environment, variable = map(json.loads, process.stdout.splitlines())
+    assert environment["cpu_threads"] == "3"
+    assert variable is None
 
 
 def test_the_host_device_is_a_cpu() -> None:

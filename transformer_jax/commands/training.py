@@ -22,7 +22,6 @@ from transformer_jax.data.splits import SPLITS
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
-from transformer_jax.files import JsonObject
 from transformer_jax.runs.run_folder import RunFolder, check_available
 
 
@@ -204,15 +203,17 @@ class Reproduce(PathCommand):
         is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
         if not is_started or RunFolder.open(out).identity != original.identity:
             check_available(out)
+        from transformer_jax.backend import describe_environment, start_backend
         from transformer_jax.data.prepare import find_prepared
         from transformer_jax.training.loop import run_training
 
+        start_backend(original.cpu_threads)
         config = original.config.change(train={"steps": original.steps_done})
         vocabulary, fingerprint = original.vocabulary, original.fingerprint
         with progress_bar():
             find_prepared(config.data, vocabulary, fingerprint)
         if not is_started:
-            RunFolder.create(out, config, vocabulary, fingerprint)
+            RunFolder.create(out, config, vocabulary, fingerprint, describe_environment())
         copy = RunFolder.open(out).with_config(config)
         run_training(copy, stdout)
         _compare_parameters(original, copy)
@@ -223,6 +224,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
     from transformer_jax.inference.trained_run import read_params
     from transformer_jax.model.inspect import digest_params
     from transformer_jax.runs.checkpoint_manager import CheckpointManager
+    from transformer_jax.training.checkpointing import describe_changes
 
     with (
         CheckpointManager(original.checkpoints, original.identity) as old,
@@ -242,20 +244,19 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
         if not differing:
             stdout.print(f"{original.path} is reproduced: all parameters are bit-identical")
             return
-        recorded = [original.versions, *(_environment(old.metadata(step)) for step in steps)]
-        now = {**copy.versions, **_environment(new.metadata(steps[-1]))}
-    changes = [f"{k} {v} -> {now[k]}" for r in recorded for k, v in r.items() if now.get(k, v) != v]
+        stored = (old.metadata(step).get("environment", {}) for step in steps)
+        recorded = [original.versions, original.environment, *stored]
+        now = {**copy.versions, **new.metadata(steps[-1]).get("environment", {})}
+    changes = [change for before in recorded for change in describe_changes(before, now)]
     also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(
         f"{original.path} is not reproduced: the parameters differ at step {differing[0]}"
-        + (also if changes else ", although the text, recorded versions, and devices are the same")
+        + (
+            also
+            if changes
+            else ", although the text and the recorded versions, devices, and settings are the same"
+        )
     )
-
-
-def _environment(checkpoint: JsonObject) -> dict[str, str]:
-    """Return the software versions and devices recorded in a checkpoint's metadata."""
-    devices = {"devices": checkpoint["devices"]} if "devices" in checkpoint else {}
-    return {**checkpoint.get("versions", {}), **devices}
 
 
 def _print_next(folder: RunFolder, group: ProcessGroup) -> None:

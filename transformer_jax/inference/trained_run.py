@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from transformer_jax.backend import start_backend
 from transformer_jax.baselines.build import build_model
-from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.config import Config
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
@@ -227,7 +227,7 @@ def load_folder(
     folder: RunFolder, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
     """Load an open run as `load` does, but without notes about changed files."""
-    enable_compilation_cache()
+    start_backend()
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
 

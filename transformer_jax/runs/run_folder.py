@@ -2,7 +2,8 @@
 
 The folder contains:
 
-    run.json           format, resolved config, digests of the vocabulary and data, and versions
+    run.json           format, resolved config, digests of the vocabulary and data, versions, and
+                       the devices and settings that the run was created with
     tokenizer.model    the vocabulary (see `tokenizer_files` for other files of the vocabulary)
     checkpoints/       one folder for each checkpoint
     lock               identifies the process that is training or last trained the run
@@ -103,9 +104,10 @@ class RunFolder:
         config: Config,
         vocabulary: Vocabulary,
         fingerprint: str,
+        environment: Mapping[str, str] | None = None,
     ) -> "RunFolder":
         """Create a run without checkpoints. See `build` for the errors that this method raises."""
-        with cls.build(path, config, vocabulary, fingerprint) as run:
+        with cls.build(path, config, vocabulary, fingerprint, environment=environment) as run:
             pass
         return replace(run, path=path)
 
@@ -120,9 +122,11 @@ class RunFolder:
         *,
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Iterator["RunFolder"]:
         """Yield a new run in a private folder, and rename the folder to `path` on exit.
 
+        `environment` is the value of `backend.describe_environment` for a run that will be trained.
         If the body of the `with` statement raises an error, the folder is deleted.
 
         Raises:
@@ -134,7 +138,7 @@ class RunFolder:
         with folder as private:
             run = cls(private, config, vocabulary, fingerprint, package)
             write_vocabulary(run.path, vocabulary)
-            run._write_description(versions or current_versions())
+            run._write_description(versions or current_versions(), {"environment": environment})
             yield run
 
     @classmethod
@@ -202,6 +206,19 @@ class RunFolder:
         versions = stored.items() if isinstance(stored, dict) else ()
         return {name: str(version) for name, version in versions}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The devices and settings of the process that created the run."""
+        stored = self._read_description().get("environment")
+        settings = stored.items() if isinstance(stored, dict) else ()
+        return {name: str(value) for name, value in settings}
+
+    @property
+    def cpu_threads(self) -> int | None:
+        """The number of CPU threads that the run was created with, or None if it is unknown."""
+        value = self.environment.get("cpu_threads", "")
+        return int(value) if re.fullmatch("[1-9][0-9]{0,3}", value) else None
+
     def _read_description(self) -> JsonObject:
         return json.loads(read_limited(self.path / "run.json"))
 
@@ -260,21 +277,19 @@ class RunFolder:
         """Write the config to disk if it has changed."""
         with storage_errors(f"{self.path} cannot be written"):
             if RunFolder.open(self.path).config != self.config:
-                recorded = _read_parts(self._read_description())
-                self._write_description(current_versions(), recorded)
+                self._write_description(current_versions(), self._read_description())
 
-    def _write_description(
-        self, versions: Mapping[str, str], recorded: Mapping[str, dict[str, str]] | None = None
-    ) -> None:
-        """Write run.json; keep the digests of `recorded`, the parts when the run was created."""
-        parts = describe_foreign(self.config.parts())
-        parts = {**parts, **{x: y for x, y in (recorded or {}).items() if x in parts}}
+    def _write_description(self, versions: Mapping[str, str], recorded: JsonObject) -> None:
+        """Write run.json; keep the parts and the environment that were recorded at creation."""
+        parts, environment = describe_foreign(self.config.parts()), recorded.get("environment")
+        parts = {**parts, **{x: y for x, y in _read_parts(recorded).items() if x in parts}}
         description = {
             "format": FORMAT,
             "config": self.config.to_dict(),
             **self.vocabulary.describe(),
             "data": {"fingerprint": self.fingerprint},
             "versions": versions,
+            **({"environment": environment} if environment else {}),
             **({"parts": parts} if parts else {}),
             **({} if self.package is None else {"package": self.package._asdict()}),
         }

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import BackendError, UsageError
 
-COUNT_DEVICES = (
-    "import jax, json; print(json.dumps([jax.default_backend(), jax.local_device_count()]))"
-)
+COUNT_DEVICES = """
+import json, sys, jax
+from transformer_jax.backend import start_backend
+from transformer_jax.errors import BackendError
+try:
+    start_backend()
+except BackendError as error:
+    sys.exit(str(error))
+print(json.dumps([jax.default_backend(), jax.local_device_count()]))
+"""
 # The assumed memory usage of a run on the CPU, in bytes.
 CPU_RUN_BYTES = 2 << 30
 
@@ -36,7 +43,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
 
     Raises:
         UsageError: `limit` is not between 1 and the number of accelerators or CPU cores.
-        StorageError: JAX cannot find a device.
+        BackendError: JAX cannot start.
     """
     # Count the devices in a child process, so that JAX does not reserve their memory in this one.
     command = [sys.executable, "-c", COUNT_DEVICES]
@@ -44,7 +51,7 @@ def find_slots(limit: int | None = None) -> list[Slot]:
     errors = child.stderr.decode(errors="replace").strip()
     if child.returncode:
         reason = (errors.splitlines() or ["no message"])[-1]
-        raise StorageError(f"JAX finds no device: {reason}")
+        raise BackendError(reason)
     backend, num_devices = json.loads(child.stdout.splitlines()[-1])
     return make_slots(backend, num_devices, limit)
 

@@ -1,19 +1,19 @@
 """Save and restore checkpoints during training."""
 
-import contextlib
-import re
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 
+from transformer_jax.backend import describe_environment
 from transformer_jax.config import Config
 from transformer_jax.distributed.preemption import CheckpointTimer
 from transformer_jax.errors import StorageError
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.losses import Loss
+from transformer_jax.progress import note
 from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.checkpoint_metadata import DevScores
@@ -50,22 +50,24 @@ def checkpoint_metadata(
 ) -> dict[str, object]:
     """Return the JSON metadata that a checkpoint stores alongside its arrays."""
     counts = {name: int(getattr(state, name)) for name in COUNTS}
+    environment = current_environment(config)
+    return {"environment": environment, "pending_metrics": pending_metrics, **counts}
+
+
+def current_environment(config: Config) -> dict[str, str]:
+    """Return what can change a run's results: versions, files of parts, devices, and settings."""
     parts = describe_foreign(config.parts()).values()
     files = {part["file"]: part["sha256"] for part in parts if "file" in part}
-    versions = {**installed_versions(), **files}
-    environment = {"versions": versions, "devices": describe_devices()}
-    return {**environment, "pending_metrics": pending_metrics, **counts}
+    return {**installed_versions(), **files, **describe_environment()}
 
 
-def describe_devices() -> str:
-    """Return the number of devices and their model, such as "8 x NVIDIA H100 80GB HBM3"."""
-    devices = jax.devices()
-    kind = devices[0].device_kind
-    if devices[0].platform == "cpu":
-        with contextlib.suppress(OSError):
-            model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text("utf-8"))
-            kind = model[1] if model else kind
-    return f"{len(devices)} x {kind}"
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return one description of each value in `before` that has changed."""
+    return [
+        f"{name} {value or 'none'} -> {now[name] or 'none'}"
+        for name, value in before.items()
+        if now.get(name, value) != value
+    ]
 
 
 class Checkpointer:
@@ -113,6 +115,7 @@ class Checkpointer:
         shapes = jax.eval_shape(lambda: checkpoint_arrays(init_state(self._run.model, config)))
         arrays = self._manager.restore(step, sharding.abstract_state(shapes))
         metadata = self._manager.metadata(step)
+        self._note_changes(step, metadata.get("environment", {}))
         try:
             pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
             counts = {name: _scalar(int(metadata[name])) for name in COUNTS}
@@ -126,6 +129,11 @@ class Checkpointer:
             opt_state, params = opt_state
         state = TrainState(_scalar(step), seed, params, opt_state, **counts)
         return sharding.place_state(state), pending
+
+    def _note_changes(self, step: int, before: Mapping[str, str]) -> None:
+        changes = describe_changes(before, current_environment(self._run.folder.config))
+        if changes and self._run.group.is_primary:
+            note(f"sums may be rounded differently after step {step}: {', '.join(changes)}")
 
     @property
     def perplexities(self) -> dict[int, float]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from transformer_jax import progress
+from transformer_jax.backend import describe_environment
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.config.validation import ON_INIT_FROM, marked
@@ -69,7 +70,8 @@ def create_run(
     if parts := describe_foreign(config.parts()):
         _check_parts(model, config, parts)
 
-    with RunFolder.build(path, config, prepared.vocabulary, prepared.fingerprint) as folder:
+    arguments = path, config, prepared.vocabulary, prepared.fingerprint
+    with RunFolder.build(*arguments, environment=describe_environment()) as folder:
         if other is not None:
             state = init_state(model, config.train, other.params)
             with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:

@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 from rich.console import Console
 
-from transformer_jax.backend import count_compilations
-from transformer_jax.cache import enable_compilation_cache
+from transformer_jax.backend import count_compilations, start_backend
 from transformer_jax.config import Config, TrainConfig
 from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
@@ -66,8 +65,9 @@ def run_training(
             cannot be scored.
         StorageError: the run cannot be read or written.
         UsageError: another process is already using the run.
+        BackendError: JAX cannot start.
     """
-    enable_compilation_cache()
+    start_backend(folder.cpu_threads)
     resume_hint = f"resume with `{shell_command('resume', folder.path)}`"
     lock = exclusive_lock(folder.path) if group.is_primary else contextlib.nullcontext()
     advice = _memory_advice(folder.config, resume_hint)
