@@ -14,7 +14,8 @@ from example_configs import SMALL
 from jax.experimental.compilation_cache import compilation_cache
 from training_runs import QUIET, UNRELATED, resume, train
 
-from transformer_jax.config import TrainConfig
+from transformer_jax.baselines.build import build_model
+from transformer_jax.config import Config, TrainConfig
 from transformer_jax.training import loop
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents, build_run_components
@@ -119,6 +120,37 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
     # Other tests assume that runs use the same compiled steps if they differ only in these fields.
     assert other.keys() == UNRELATED.keys()
     assert compile_step(SMALL.change(train=other).train) == first
+
+
+@pytest.mark.slow
+def test_rows_that_differ_only_in_numbers_share_a_program(
+    components: RunComponents, cached_programs: Callable[[], set[str]]
+) -> None:
+    batch = components.batches.local_batch(0, components.sharding.shard)
+
+    def compile_step(config: Config) -> set[str]:
+        model = build_model(config.model, components.model.vocab_size)
+        step = CompiledStep(TrainStep(model, config.train), components.sharding)
+        step.compile(components.sharding.place_state(init_state(model, config.train)), batch)
+        return {name for name in cached_programs() if "train_step" in name}
+
+    base = compile_step(SMALL)
+    assert len(base) == 1
+    # The first four rows are rows D1 to D4 of Table 3.
+    rows: list[dict[str, dict[str, float]]] = [
+        {"model": {"dropout": 0.0}},
+        {"model": {"dropout": 0.2}},
+        {"train": {"label_smoothing": 0.0}},
+        {"train": {"label_smoothing": 0.2}},
+        {"train": {"learning_rate_scale": 2.0, "warmup_steps": 3}},
+        {"train": {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-8}},
+    ]
+    for row in rows:
+        assert compile_step(SMALL.change(**row)) == base, row
+    # Clipping is an operation, but its threshold is a number.
+    clipped = compile_step(SMALL.change(train={"clip_norm": 1.0}))
+    assert len(clipped) == 2
+    assert compile_step(SMALL.change(train={"clip_norm": 2.0})) == clipped
 
 
 @pytest.mark.exhaustive

@@ -21,7 +21,7 @@ from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.model.build import build_transformer
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.sharding import DataParallel
-from transformer_jax.training.step import TrainState, TrainStep, init_state
+from transformer_jax.training.step import Numbers, TrainState, TrainStep, init_state
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -122,6 +122,9 @@ class JittedStep(TrainStep):
 
     compute_gradients = jax.jit(TrainStep.compute_gradients, static_argnums=0)
     apply_gradients = jax.jit(TrainStep.apply_gradients, static_argnums=0)
+
+    def with_numbers(self, numbers: Numbers) -> TrainStep:  # noqa: ARG002 - the numbers are constants.
+        return self
 
 
 STEP = JittedStep(MODEL, SMALL.train)

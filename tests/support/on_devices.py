@@ -61,13 +61,15 @@ def train(
     state = init_state(model, config.train)
     state = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == "float32" else x, state)
     state = sharding.place_state(state)
+    step = TrainStep(model, config.train)
+    numbers = sharding.place_state(step.make_numbers())
     history = list[list[float]]()
     compiled: Any = None
     for batch in random_batches()[:steps]:
         placed = sharding.place_batch(pad_rows(batch, devices))
         if compiled is None:
-            compiled = sharding.compile(TrainStep(model, config.train), state, placed)
-        state, metrics = compiled(state, placed)
+            compiled = sharding.compile(step, state, placed)
+        state, metrics = compiled(state, numbers, placed)
         history.append([float(x) for x in (*metrics.loss, metrics.gradient_norm)])
     assert {str(x.dtype) for x in jax.tree.leaves(state.params)} == {dtype}
     return sharding.to_local_device(state), history

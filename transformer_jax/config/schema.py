@@ -21,10 +21,10 @@ from transformer_jax.config.sections import (
 from transformer_jax.config.validation import (
     LARGEST,
     ConfigError,
-    PartName,
     annotations,
     check_field_name,
     field_names,
+    part_fields,
 )
 from transformer_jax.files import JsonObject
 from transformer_jax.registry import Registry
@@ -178,14 +178,12 @@ class Config:
 PART_FIELDS = [
     (f"{section}.{key}", section, key)
     for section, (section_type, _) in annotations(Config).items()
-    for key, (_, rules) in annotations(section_type).items()
-    if any(isinstance(rule, PartName) for rule in rules)
+    for key in part_fields(section_type)
 ]
 """The fields that select parts: (field, section, key), such as ("model.norm", "model", "norm")."""
 
 for _field, _section, _key in PART_FIELDS:
-    _rules = annotations(annotations(Config)[_section][0])[_key][1]
-    Registry(_field, reserved=next(rule.own for rule in _rules if isinstance(rule, PartName)))
+    Registry(_field, reserved=part_fields(annotations(Config)[_section][0])[_key].own)
 
 
 @dataclass(frozen=True)

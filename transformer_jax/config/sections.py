@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from transformer_jax.config.validation import (
+    NUMBER,
+    NUMBER_UNLESS_ZERO,
     ON_INIT_FROM,
     ON_RESUME,
     POSITIVE,
@@ -91,13 +93,15 @@ class ModelConfig(ConfigSection):
     """Width of the queries and keys in each head."""
     d_v: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 64
     """Width of the values in each head."""
-    dropout: Annotated[float, PROBABILITY, ON_INIT_FROM] = 0.1
+    dropout: Annotated[float, PROBABILITY, ON_INIT_FROM, NUMBER] = 0.1
     """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
     and positional encodings (section 5.4)."""
-    attention_dropout: Annotated[float, PROBABILITY, ON_INIT_FROM] = 0.0
+    attention_dropout: Annotated[float, PROBABILITY, ON_INIT_FROM, NUMBER_UNLESS_ZERO] = 0.0
     """Dropout rate for the attention weights. With a rate above 0, training
     differs from the paper's."""
-    activation_dropout: Annotated[float, PROBABILITY, used_by("transformer"), ON_INIT_FROM] = 0.0
+    activation_dropout: Annotated[
+        float, PROBABILITY, used_by("transformer"), ON_INIT_FROM, NUMBER_UNLESS_ZERO
+    ] = 0.0
     """Dropout rate inside the feed-forward networks. With a rate above 0,
     training differs from the paper's."""
     positions: Annotated[
@@ -421,12 +425,12 @@ class TrainConfig(ConfigSection):
     steps: Annotated[int, POSITIVE, ON_RESUME] = 100_000
     """Number of training steps, including steps that are skipped because the loss
     or gradient is not finite."""
-    warmup_steps: Annotated[int, POSITIVE] = 4000
+    warmup_steps: Annotated[int, POSITIVE, NUMBER] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
-    learning_rate_scale: Annotated[float, POSITIVE] = 1.0
+    learning_rate_scale: Annotated[float, POSITIVE, NUMBER] = 1.0
     """Multiplier for the paper's learning rate, which peaks at
     (model.d_model x train.warmup_steps)^-0.5 (section 5.3)."""
-    peak_learning_rate: Annotated[float | None, POSITIVE] = None
+    peak_learning_rate: Annotated[float | None, POSITIVE, NUMBER] = None
     """The peak learning rate itself, instead of train.learning_rate_scale.
     Differs from the paper."""
     schedule: Annotated[str, part_of(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
@@ -436,10 +440,10 @@ class TrainConfig(ConfigSection):
     The others differ from the paper: `constant` stays at the peak, `cosine`
     (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay` (Hu et
     al. 2024) first stays at the peak and then decays linearly to 0."""
-    decay_steps: Annotated[int | None, POSITIVE] = None
+    decay_steps: Annotated[int | None, POSITIVE, NUMBER] = None
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
     train.steps, which then cannot change when the run resumes."""
-    decay_fraction: Annotated[float, PROBABILITY] = 0.2
+    decay_fraction: Annotated[float, PROBABILITY, NUMBER] = 0.2
     """The fraction of its steps during which `warmup_stable_decay` decays
     (Haegele et al. 2024)."""
     optimizer: Annotated[
@@ -452,27 +456,27 @@ class TrainConfig(ConfigSection):
     and biases), and `schedule_free` (Defazio et al. 2024), which needs the
     `constant` schedule and evaluates an average of the parameters. `lion` and
     `muon` do not use train.adam_beta1 and train.adam_beta2 for matrices."""
-    weight_decay: Annotated[float, at_least(0)] = 0.0
+    weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
     """Each step also reduces matrices by the learning rate times this fraction.
     Embeddings, norms, and biases do not decay. Values above 0 differ from the
     paper."""
-    adam_beta1: Annotated[float, PROBABILITY] = 0.9
+    adam_beta1: Annotated[float, PROBABILITY, NUMBER] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
-    adam_beta2: Annotated[float, PROBABILITY] = 0.98
+    adam_beta2: Annotated[float, PROBABILITY, NUMBER] = 0.98
     """Decay rate of Adam's second moment, the mean of squared gradients."""
-    adam_epsilon: Annotated[float, POSITIVE] = 1e-9
+    adam_epsilon: Annotated[float, POSITIVE, NUMBER] = 1e-9
     """Constant added to the square root of Adam's second moment."""
-    clip_norm: Annotated[float | None, POSITIVE] = None
+    clip_norm: Annotated[float | None, POSITIVE, NUMBER] = None
     """Maximum global norm of the gradients. Differs from the paper, which does
     not mention clipping."""
     loss: Annotated[str, part_of("cross_entropy")] = "cross_entropy"
     """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
     and train.z_loss."""
-    z_loss: Annotated[float, at_least(0)] = 0.0
+    z_loss: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
     """Coefficient of an additional loss per token, the square of the logarithm of
     the softmax denominator, which keeps logits small. PaLM (Chowdhery et al.
     2022) uses 1e-4. Values above 0 differ from the paper."""
-    label_smoothing: Annotated[float, PROBABILITY] = 0.1
+    label_smoothing: Annotated[float, PROBABILITY, NUMBER] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
     """How the fraction train.label_smoothing is divided among tokens. With

@@ -8,15 +8,16 @@ Rules and marks are part of the field's annotation:
 Types and rules are checked when a section is created.
 """
 
+import copy
 import dataclasses
 import difflib
 import functools
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from transformer_jax.errors import ConfigError
 from transformer_jax.registry import foreign_names
@@ -98,6 +99,10 @@ ON_INIT_FROM = Mark(
     "may differ between a new run and the run that provides its parameters, because it affects "
     "only training, speed, rounding, or the maximum lengths"
 )
+NUMBER = Mark("is an argument of a compiled training step, unless it is None")
+NUMBER_UNLESS_ZERO = Mark(
+    "is an argument of a compiled training step, unless it is 0 and thus removes an operation"
+)
 
 
 class ConfigSection:
@@ -105,6 +110,8 @@ class ConfigSection:
 
     name: ClassVar[str]
     """The section's name in a config, such as "model"."""
+    _constants: ClassVar[Self | None] = None
+    """The section whose numbers `with_numbers` replaced, or None."""
 
     def __post_init__(self) -> None:
         for key, (field_type, metadata) in annotations(type(self)).items():
@@ -115,6 +122,40 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
                 if isinstance(rule, PartName):
                     rule.check(f"{self.name}.{key}", value)
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that a compiled training step takes as arguments, keyed by field.
+
+        Configs that differ only in these numbers train with the same programs.
+        """
+        marked = {
+            key: (getattr(self, key), marks) for key, (_, marks) in annotations(type(self)).items()
+        }
+        return {
+            key: value
+            for key, (value, marks) in marked.items()
+            if value is not None and (NUMBER in marks or (NUMBER_UNLESS_ZERO in marks and value))
+        }
+
+    def with_numbers(self, numbers: Mapping[str, object]) -> Self:
+        """Return a copy with other values, such as traced arrays, without checking them."""
+        changed = copy.copy(self)
+        for key, value in {**numbers, "_constants": self}.items():
+            object.__setattr__(changed, key, value)
+        return changed
+
+    def for_part(self, key: str) -> Self:
+        """Return the section for the part that a field selects.
+
+        A part from outside this package might need Python floats, for example in a condition, so
+        it receives the numbers as constants. The program is then specific to the constants that
+        the part uses.
+        """
+        return self._constants or self if self.is_foreign(key) else self
+
+    def is_foreign(self, key: str) -> bool:
+        """Return whether a field selects a part that is registered outside this package."""
+        return getattr(self, key) in foreign_names(f"{self.name}.{key}")
 
     def require(self, key: str, is_valid: bool, rule: str) -> None:
         """Unless `is_valid` is true, raise a ConfigError that states the field, rule, and value."""
@@ -154,6 +195,12 @@ def annotations(cls: type) -> dict[str, tuple[TypeForm, tuple[object, ...]]]:
 def marked(cls: type, mark: Mark) -> set[str]:
     """Return the names of a section's fields that have a mark."""
     return {key for key, (_, metadata) in annotations(cls).items() if mark in metadata}
+
+
+def part_fields(cls: type) -> dict[str, PartName]:
+    """Return the rules of the fields that select parts."""
+    rules = {key: rules for key, (_, rules) in annotations(cls).items()}
+    return {key: rule for key in rules for rule in rules[key] if isinstance(rule, PartName)}
 
 
 def _check_type(field: str, field_type: TypeForm, value: object) -> None:

@@ -6,7 +6,6 @@ and does not store the random bits. If a device computes only some of the rows, 
 run within `drawing_for_shard`.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +14,25 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
+
+Rate = Float[ArrayLike, ""]
+"""A dropout rate. In a compiled training step, it is an array: an argument of the program."""
 
 
 # `jit` traces this function once per shape, which makes tracing the base model 20% faster.
-@functools.partial(jax.jit, static_argnames="rate")
-def dropout(x: Float[Array, "*shape"], rate: float, rng: Array) -> Float[Array, "*shape"]:
+@jax.jit
+def dropout(x: Float[Array, "*shape"], rate: Rate, rng: Array) -> Float[Array, "*shape"]:
     """Zero each element with probability `rate`, and scale the others to preserve the mean."""
     keep = keep_mask(rng, rate, linear_indices(x.shape))
-    return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+    scale = jnp.asarray(1 / (1 - jnp.asarray(rate, float)), x.dtype)
+    return jnp.where(keep, x * scale, jnp.zeros_like(x))
 
 
-def keep_mask(rng: Array, rate: float, index: UInt32[Array, "*shape"]) -> Bool[Array, "*shape"]:
+def keep_mask(rng: Array, rate: Rate, index: UInt32[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Return a mask of the elements that dropout keeps, each with probability 1 - `rate`."""
-    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    # In float32, the product is exact and less than 2^32.
+    threshold = (jnp.asarray(rate, jnp.float32) * 2.0**32).astype(jnp.uint32)
     return random_bits(rng, index) >= threshold
 
 
@@ -62,11 +66,14 @@ class Dropout(nn.Module):
     Each dropout module gets its own key.
     """
 
-    rate: float
+    rate: Rate
 
     def draw_key(self, shape: tuple[int, ...], *, train: bool) -> Array | None:
-        """Return the random key for an array of this shape, or None if dropout is off."""
-        if not train or self.rate == 0:
+        """Return the random key for an array of this shape, or None if dropout is off.
+
+        Dropout is on if its rate is an array, because programs for all rates are the same.
+        """
+        if not train or (isinstance(self.rate, float | int) and self.rate == 0):
             return None
         rng, shard_index = self.make_rng("dropout"), _SHARD_INDEX.get()
         if shard_index is None:
@@ -75,7 +82,7 @@ class Dropout(nn.Module):
         return skip_bits(rng, shard_index.astype(jnp.uint32) * jnp.uint32(math.prod(shape) % 2**32))
 
     def __call__(self, x: Float[Array, "*shape"], *, train: bool) -> Float[Array, "*shape"]:
-        """Apply dropout to x if `train` is true and the rate is positive."""
+        """Apply dropout to x if `train` is true, unless the rate is the constant 0."""
         rng = self.draw_key(x.shape, train=train)
         return x if rng is None else dropout(x, self.rate, rng)
 

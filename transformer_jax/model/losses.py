@@ -29,6 +29,9 @@ class Loss(NamedTuple):
     """The number of tokens, excluding padding."""
 
 
+Number = float | Float[Array, ""]
+"""A constant, or an argument of a compiled training step."""
+
 LossFunction = Callable[[Float[Array, "B T N"], Int[Array, "B T"], TrainConfig], Loss]
 """Returns the loss of predictions, given the logits and the target tokens."""
 
@@ -49,8 +52,8 @@ def training_cross_entropy(
 def cross_entropy(
     logits: Float[Array, "B T N"],
     target: Int[Array, "B T"],
-    smoothing: float,
-    z_loss: float = 0.0,
+    smoothing: Number,
+    z_loss: Number = 0.0,
 ) -> Loss:
     """Compute the cross-entropy of predictions, with and without label smoothing (section 5.4).
 
@@ -66,7 +69,7 @@ def cross_entropy(
     # This is the expected value of -log p = log_total - logit under the smoothed target, which is
     # (1 - smoothing) * one_hot(target) + smoothing / N.
     smoothed = log_total - (1 - smoothing) * target_logit - smoothing * logits.mean(axis=-1)
-    if z_loss:
+    if not (isinstance(z_loss, float | int) and z_loss == 0):
         smoothed += z_loss * log_total**2
     return Loss(
         smoothed=jnp.sum(smoothed, where=is_real),
@@ -75,7 +78,7 @@ def cross_entropy(
     )
 
 
-def smoothing_over_other_tokens(smoothing: float, vocab_size: int) -> float:
+def smoothing_over_other_tokens(smoothing: Number, vocab_size: int) -> Number:
     """Return the value to pass to `cross_entropy` so that only the other tokens share `smoothing`.
 
     As in Tensor2Tensor, the true token then has a target probability of 1 - `smoothing`, and each

@@ -23,6 +23,7 @@ class CompiledStep:
 
     def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
         self._step, self._sharding = step, sharding
+        self._numbers = sharding.place_state(step.make_numbers())
         self._compiled: dict[Shape, jax.stages.Compiled] = {}
         self._thread = ThreadPoolExecutor(1, "compile")
         self._ahead: dict[Shape, Future[str]] = {}
@@ -93,7 +94,8 @@ class CompiledStep:
         """Run one step on this process's rows, compiling it if necessary. The state is donated."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
-        return self._compiled[_shape(batch)](state, self._sharding.place_batch(batch))
+        placed = self._sharding.place_batch(batch)
+        return self._compiled[_shape(batch)](state, self._numbers, placed)
 
 
 def _shape(batch: Batch) -> Shape:

@@ -112,7 +112,9 @@ def is_matrix(params: optax.Params) -> Any:  # noqa: ANN401 - Optax does not dec
     )
 
 
-def clip_by_known_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+def clip_by_known_norm(
+    max_norm: Float[ArrayLike, ""],
+) -> optax.GradientTransformationExtraArgs:
     """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument.
 
     The step has already computed the norm, and recomputing it would square all gradients again.
@@ -138,7 +140,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
         # Optax counts updates from 0, but the paper counts steps from 1.
         return schedule(jnp.asarray(count) + 1)
 
-    optimizer = OPTIMIZERS[config.optimizer](config, rate)
+    optimizer = OPTIMIZERS[config.optimizer](config.for_part("optimizer"), rate)
     if config.clip_norm is None:
         # The step always passes `norm`, which the optimizer ignores.
         return optax.with_extra_args_support(optimizer)

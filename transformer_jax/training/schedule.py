@@ -5,16 +5,18 @@ A schedule maps a step to a learning rate. Steps are numbered from 1, as in the 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, ArrayLike, Float
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.registry import Registry
 
 Schedule = Callable[[ArrayLike], Float[Array, ""]]
-MakeSchedule = Callable[[TrainConfig, float], Schedule]
+Peak = float | Float[Array, ""]
+"""The maximum learning rate. A part from outside this package receives a float."""
+MakeSchedule = Callable[[TrainConfig, Any], Schedule]
 """Returns the schedule for a config and the peak of the learning rate."""
 
 SCHEDULES = Registry[MakeSchedule]("train.schedule")
@@ -22,6 +24,7 @@ SCHEDULES = Registry[MakeSchedule]("train.schedule")
 
 def learning_rate_schedule(config: TrainConfig, d_model: int) -> Schedule:
     """Return the learning rate as a function of the step, numbered from 1."""
+    config = config.for_part("schedule")
     peak = config.peak_learning_rate
     if peak is None:
         peak = config.learning_rate_scale * d_model**-0.5 * config.warmup_steps**-0.5
@@ -29,7 +32,7 @@ def learning_rate_schedule(config: TrainConfig, d_model: int) -> Schedule:
 
 
 def learning_rate(
-    step: ArrayLike, *, d_model: int, warmup_steps: int, scale: float = 1.0
+    step: ArrayLike, *, d_model: int, warmup_steps: ArrayLike, scale: ArrayLike = 1.0
 ) -> Float[Array, ""]:
     """Return scale * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (equation 3).
 
@@ -41,7 +44,7 @@ def learning_rate(
 
 
 @SCHEDULES.register("inverse_square_root")
-def inverse_square_root(config: TrainConfig, peak: float) -> Schedule:
+def inverse_square_root(config: TrainConfig, peak: Peak) -> Schedule:
     """Return the paper's learning rate, with another peak."""
     # With a scale of 1 and a `d_model` of 1, equation 3 peaks at warmup_steps^-0.5.
     scale = peak * config.warmup_steps**0.5
@@ -49,32 +52,37 @@ def inverse_square_root(config: TrainConfig, peak: float) -> Schedule:
 
 
 @SCHEDULES.register("constant")
-def constant(config: TrainConfig, peak: float) -> Schedule:
+def constant(config: TrainConfig, peak: Peak) -> Schedule:
     """Return a schedule that stays at the peak after the warmup."""
-    return _after_warmup(config, peak, optax.constant_schedule(1.0))
+    return lambda step: peak * _passed(step, 0, config.warmup_steps)
 
 
 @SCHEDULES.register("cosine")
-def cosine(config: TrainConfig, peak: float) -> Schedule:
+def cosine(config: TrainConfig, peak: Peak) -> Schedule:
     """Return a schedule that decays to 0 along half a cosine (Loshchilov and Hutter 2017)."""
-    decay_steps = config.last_decay_step - config.warmup_steps
-    return _after_warmup(config, peak, optax.cosine_decay_schedule(1.0, decay_steps))
+    start, last = config.warmup_steps, config.last_decay_step
+
+    def schedule(step: ArrayLike) -> Float[Array, ""]:
+        factor = 0.5 * (1 + jnp.cos(jnp.pi * _passed(step, start, last)))
+        return peak * jnp.minimum(_passed(step, 0, start), factor)
+
+    return schedule
 
 
 @SCHEDULES.register("warmup_stable_decay")
-def warmup_stable_decay(config: TrainConfig, peak: float) -> Schedule:
+def warmup_stable_decay(config: TrainConfig, peak: Peak) -> Schedule:
     """Return a schedule that stays at the peak and then decays linearly to 0 (Hu et al. 2024)."""
-    last = config.last_decay_step - config.warmup_steps
-    decay_steps = min(max(round(config.decay_fraction * config.last_decay_step), 1), last)
-    parts = [optax.constant_schedule(1.0), optax.linear_schedule(1.0, 0.0, decay_steps)]
-    return _after_warmup(config, peak, optax.join_schedules(parts, [last - decay_steps]))
+    warmup, last = config.warmup_steps, config.last_decay_step
+    num_steps = jnp.clip(jnp.round(config.decay_fraction * last), 1, last - warmup)
+
+    def schedule(step: ArrayLike) -> Float[Array, ""]:
+        factor = 1 - _passed(step, last - num_steps, last)
+        return peak * jnp.minimum(_passed(step, 0, warmup), factor)
+
+    return schedule
 
 
-def _after_warmup(config: TrainConfig, peak: float, factor: optax.Schedule) -> Schedule:
-    """Return a linear warmup to the peak, followed by the peak times a factor.
-
-    `factor` receives the number of steps since the end of the warmup.
-    """
-    parts = [optax.linear_schedule(0.0, 1.0, config.warmup_steps), factor]
-    relative = optax.join_schedules(parts, [config.warmup_steps])
-    return lambda step: peak * jnp.asarray(relative(step))
+def _passed(step: ArrayLike, first: ArrayLike, last: ArrayLike) -> Float[Array, ""]:
+    """Return the fraction of the steps from `first` to `last` that have passed, from 0 to 1."""
+    step, first, last = (jnp.asarray(x, jnp.float32) for x in (step, first, last))
+    return jnp.clip((step - first) / (last - first), 0, 1)

@@ -24,7 +24,13 @@ from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.model.dropout import drawing_for_shard
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.target_platform import tracing_for
-from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
+from transformer_jax.training.step import (
+    GradientSum,
+    Numbers,
+    StepMetrics,
+    TrainState,
+    TrainStep,
+)
 
 Tree = TypeVar("Tree")
 
@@ -66,8 +72,8 @@ class DataParallel:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(x)), tree
         )
 
-    def place_state(self, state: TrainState) -> TrainState:
-        """Place each array in the state with the sharding that a step expects."""
+    def place_state(self, tree: Tree) -> Tree:
+        """Place each array in a state, or in `Numbers`, with the sharding that a step expects."""
 
         def place(leaf: jax.Array) -> jax.Array:
             sharding = self.sharding(leaf)
@@ -76,7 +82,7 @@ class DataParallel:
             value = np.asarray(leaf)
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: value[index])
 
-        return jax.tree.map(place, state)
+        return jax.tree.map(place, tree)
 
     def to_local_device(self, tree: Tree) -> Tree:
         """Gather the state's arrays on one local device. Every process must call this method."""
@@ -126,24 +132,32 @@ class DataParallel:
         )(state, batch)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step for the shapes of this state and batch. The step donates the state."""
+        """Compile the step for the shapes of this state and batch.
+
+        The program maps (state, numbers, batch) to the new state, whose memory is the old state's,
+        and the metrics. The numbers are those of `TrainStep.make_numbers`.
+        """
         shardings = jax.tree.map(self.sharding, state)
 
         # JAX uses this function's name in traces and error messages.
-        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            return step.apply_gradients(state, self.compute_gradients(step, state, batch))
+        def train_step(
+            state: TrainState, numbers: Numbers, batch: Batch
+        ) -> tuple[TrainState, StepMetrics]:
+            own = step.with_numbers(numbers)
+            return own.apply_gradients(state, self.compute_gradients(own, state, batch))
 
         jitted = jax.jit(
             train_step,
-            in_shardings=(shardings, self.batch_sharding),
+            in_shardings=(shardings, self.replicated, self.batch_sharding),
             out_shardings=(shardings, self.replicated),
             donate_argnums=0,
         )
         # JAX keys its program cache on the input shardings. The shardings of a new state and of a
         # state returned by a step are equivalent but not equal. With abstract arrays, both states
         # use the same cache entry.
+        arguments = self.abstract_state((state, jax.eval_shape(step.make_numbers)))
         with tracing_for(self.platform):
-            lowered = jitted.lower(self.abstract_state(state), batch)
+            lowered = jitted.lower(*arguments, batch)
         return lowered.compile()
 
 
@@ -176,22 +190,28 @@ class PmapDataParallel(DataParallel):
         return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step. As in `DataParallel`, the step takes and returns global arrays."""
+        """Compile the step. As in `DataParallel`, the program takes and returns global arrays."""
 
-        def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        def train_step(
+            state: TrainState, numbers: Numbers, batch: Batch
+        ) -> tuple[TrainState, StepMetrics]:
+            own = step.with_numbers(numbers)
             # Add the devices' sums and counts in a single reduction. A mean of the devices' means
             # would weight tokens unequally, and a second `psum` would scale the gradient by the
             # number of devices.
             specs = self.partition_specs(state.params)
-            sums = sum_over_devices(step, state, batch, axis=self.axis, specs=specs)
-            return step.apply_gradients(state, sums)
+            sums = sum_over_devices(own, state, batch, axis=self.axis, specs=specs)
+            return own.apply_gradients(state, sums)
 
-        axes = {"axis_name": self.axis, "in_axes": (None, 0), "out_axes": None}
+        axes = {"axis_name": self.axis, "in_axes": (None, None, 0), "out_axes": None}
         mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
         # With multiple processes, `jax.pmap` can be lowered only with concrete arrays.
-        is_alone = jax.process_count() == 1
+        if jax.process_count() == 1:
+            arguments = self.abstract_state((state, jax.eval_shape(step.make_numbers)))
+        else:
+            arguments = state, self.place_state(step.make_numbers())
         with tracing_for(self.platform):
-            return mapped.lower(self.abstract_state(state) if is_alone else state, batch).compile()
+            return mapped.lower(*arguments, batch).compile()
 
 
 def sum_over_devices(

@@ -5,7 +5,7 @@ This module does not depend on how many devices share a batch. Between `compute_
 Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
+from transformer_jax.config.validation import part_fields
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.model.losses import LOSSES, Loss
@@ -45,6 +46,16 @@ class TrainState(NamedTuple):
     def evaluation_params(self) -> Params:
         """The parameters to evaluate and to store, which are `params` for most optimizers."""
         return evaluation_params(self.params, self.opt_state)
+
+
+class Numbers(NamedTuple):
+    """The numbers of a config that a compiled step takes as arguments, keyed by field.
+
+    Configs that differ only in these numbers share a program.
+    """
+
+    model: Mapping[str, ArrayLike]
+    train: Mapping[str, ArrayLike]
 
 
 class StepMetrics(NamedTuple):
@@ -75,7 +86,7 @@ def _sum_loss(
         {"params": params}, *batch, train=True, rngs={"dropout": rng}, mutable=["losses"]
     )
     logits, recorded = result
-    loss = LOSSES[config.loss](logits, batch.target, config)
+    loss = LOSSES[config.loss](logits, batch.target, config.for_part("loss"))
     for value in jax.tree.leaves(recorded):
         loss = loss._replace(smoothed=loss.smoothed + loss.count * value)
     return loss.smoothed, loss
@@ -87,6 +98,22 @@ class TrainStep:
 
     model: EncoderDecoder
     config: TrainConfig
+
+    def make_numbers(self) -> Numbers:
+        """Return the config's numbers as arrays.
+
+        The dropout rates remain constants if the config selects a part of the model from outside
+        this package, because the part might need Python floats. See `ConfigSection.for_part`.
+        """
+        model = self.model.config
+        has_foreign_part = any(model.is_foreign(key) for key in part_fields(type(model)))
+        numbers = Numbers({} if has_foreign_part else model.numbers(), self.config.numbers())
+        return jax.tree.map(lambda x: jnp.asarray(x, float), numbers)
+
+    def with_numbers(self, numbers: Numbers) -> "TrainStep":
+        """Return a step with other numbers, such as the arguments of a program."""
+        model = self.model.clone(config=self.model.config.with_numbers(numbers.model))
+        return replace(self, model=model, config=self.config.with_numbers(numbers.train))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Update the state with the gradient of a whole batch."""

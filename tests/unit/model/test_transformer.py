@@ -146,7 +146,7 @@ def test_remat_does_not_change_gradients() -> None:
 
 def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
     """Return the path, rate, and mask of each dropout module in a training-mode forward pass."""
-    modules: list[tuple[tuple[str, ...], float]] = []
+    modules: list[tuple[tuple[str, ...], Any]] = []
 
     def masks(params: dict[str, Any]) -> list[Array]:
         masks: list[Array] = []

@@ -7,19 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from compilers import lower_for
 from example_configs import SMALL
+from flax import linen as nn
 from jaxtyping import Array
 from oracles import apply
 
 from transformer_jax import registry
-from transformer_jax.config import Config, TrainConfig
+from transformer_jax.config import Config, ModelConfig, TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.losses import Loss, cross_entropy
 from transformer_jax.model.target_platform import tracing_for
 from transformer_jax.training.step import (
+    Numbers,
     TrainState,
     TrainStep,
     init_state,
@@ -275,3 +278,116 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
     # Computing the norm requires the squared gradient, which takes as much memory as the
     # parameters. Copies of the two moments would take twice as much memory as the parameters.
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * size
+
+
+def step_with_arguments(config: Config) -> Any:
+    """Return a function of (state, numbers, batch) that ignores the config's own numbers."""
+    step = TrainStep(build_transformer(config.model, VOCAB), config.train)
+
+    def train_step(state: TrainState, numbers: Numbers, batch: Batch) -> Any:
+        return step.with_numbers(numbers)(state, batch)
+
+    return train_step
+
+
+def numbers_of(config: Config) -> Numbers:
+    return TrainStep(build_transformer(config.model, VOCAB), config.train).make_numbers()
+
+
+# These configs have no program in common with the base config, but all of them share one.
+ALL_ON = NO_DROPOUT.change(
+    model={"attention_dropout": 0.2, "activation_dropout": 0.3},
+    train={"clip_norm": 1.0, "z_loss": 1e-3, "weight_decay": 0.01, "optimizer": "adamw"},
+)
+ALL_CHANGED = ALL_ON.change(
+    model={"dropout": 0.4, "attention_dropout": 0.1, "activation_dropout": 0.1},
+    train={
+        "clip_norm": 0.5,
+        "z_loss": 1e-2,
+        "weight_decay": 0.1,
+        "label_smoothing": 0.3,
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.9,
+        "adam_epsilon": 1e-3,
+        "learning_rate_scale": 0.5,
+        "warmup_steps": 7,
+    },
+)
+
+
+@pytest.mark.slow
+def test_numbers_have_the_same_effect_as_arguments_and_as_constants() -> None:
+    changed = {key for _, key in ALL_CHANGED.differences(ALL_ON)}
+    numbers = numbers_of(ALL_CHANGED)
+    assert changed == numbers.model.keys() | numbers.train.keys() - {"decay_fraction"}
+    with_arguments, with_constants = (
+        jax.jit(step_with_arguments(ALL_ON)),
+        jax.jit(TrainStep(build_transformer(ALL_CHANGED.model, VOCAB), ALL_CHANGED.train)),
+    )
+    state = expected = initial_state(ALL_ON)
+    for _ in range(2):
+        state, metrics = with_arguments(state, numbers, BATCH)
+        expected, expected_metrics = with_constants(expected, BATCH)
+        np.testing.assert_allclose(metrics.loss, expected_metrics.loss, rtol=1e-5)
+    assert_close(state.params, expected.params)
+    other, _ = with_arguments(initial_state(ALL_ON), numbers_of(ALL_ON), BATCH)
+    assert largest_difference(other.params, state.params) > 1e-4
+
+
+@pytest.mark.slow
+def test_vmap_maps_a_step_over_states_numbers_and_batches() -> None:
+    step = step_with_arguments(DROPOUT)
+    configs = (DROPOUT, NO_DROPOUT.change(train={"seed": 1, "learning_rate_scale": 0.5}))
+    states = [initial_state(config) for config in configs]
+    numbers = [numbers_of(config) for config in configs]
+    batches = [BATCH, Batch(BATCH.source[::-1], BATCH.target[::-1])]
+    stacked = (
+        jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (states, numbers, batches)
+    )
+    together, _ = jax.jit(jax.vmap(step))(*stacked)
+    single = jax.jit(step)
+    for index, arguments in enumerate(zip(states, numbers, batches, strict=True)):
+        alone, _ = single(*arguments)
+        assert_close(jax.tree.map(lambda x, i=index: x[i], together.params), alone.params)
+
+
+def test_parts_from_outside_the_package_receive_python_numbers() -> None:
+    received: list[object] = []
+
+    def make_optimizer(config: TrainConfig, rate: optax.Schedule) -> Any:
+        received.append(config.adam_beta1)
+        return optax.sgd(rate, momentum=0.5 if config.weight_decay else None)
+
+    def schedule(config: TrainConfig, peak: float) -> Any:
+        received.extend((config.warmup_steps, peak))
+        return lambda step: peak * min(config.warmup_steps, 10) * step
+
+    def loss(logits: Array, target: Array, config: TrainConfig) -> Loss:
+        received.append(config.label_smoothing)
+        return cross_entropy(logits, target, config.label_smoothing if config.z_loss else 0.0)
+
+    parts = {"optimizer": make_optimizer, "schedule": schedule, "loss": loss}
+    for field, part in parts.items():
+        registry.register(f"train.{field}", "conditional")(part)
+    config = NO_DROPOUT.change(train={**dict.fromkeys(parts, "conditional"), "weight_decay": 0.1})
+    state = initial_state(config)
+    received.clear()
+    jax.eval_shape(step_with_arguments(config), state, numbers_of(config), BATCH)
+    assert received
+    assert {type(value) for value in received} <= {int, float}
+
+
+def test_the_parts_of_a_model_receive_python_numbers_if_one_is_from_outside() -> None:
+    @registry.register("model.feed_forward", "conditional")
+    class Conditional(nn.Module):
+        config: ModelConfig
+
+        def __call__(self, x: Array, *, train: bool = False) -> Array:  # noqa: ARG002
+            return 2 * x if self.config.dropout > 0.05 else x
+
+    config = DROPOUT.change(model={"feed_forward": "conditional"})
+    assert not numbers_of(config).model
+    assert numbers_of(DROPOUT).model.keys() == {"dropout"}
+    assert jax.eval_shape(
+        step_with_arguments(config), initial_state(config), numbers_of(config), BATCH
+    )

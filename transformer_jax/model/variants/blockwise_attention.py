@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Shaped, UInt32
 
 from transformer_jax.model.dropout import keep_mask
 
@@ -40,15 +40,20 @@ class Inputs(NamedTuple):
     value: Float[Array, "B S H V"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def blockwise_attention(
-    inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
+    inputs: Inputs,
+    mask: Bool[Array, "#B #H #T S"],
+    rng: Array | None,
+    rate: Float[ArrayLike, ""] | None,
+    scale: float,
 ) -> Float[Array, "B T H V"]:
     """Average the values, weighted by softmax(scale q k), one block at a time.
 
-    Dropout zeroes the same weights as in full attention. If `rng` is None, there is no dropout.
+    Dropout zeroes the same weights as in full attention. If `rng` and `rate` are None, there is no
+    dropout.
     """
-    return forward(inputs, mask, rng, scale, rate)[0]
+    return forward(inputs, mask, rng, rate, scale)[0]
 
 
 def block_size(length: int, max_size: int) -> int:
@@ -110,10 +115,17 @@ class Blocks:
     """The attention inputs, in blocks. Keys and values are transposed: [K, s] and [V, s]."""
 
     def __init__(
-        self, inputs: Inputs, mask: Bool[Array, "..."], rng: Array | None, scale: float, rate: float
+        self,
+        inputs: Inputs,
+        mask: Bool[Array, "..."],
+        rng: Array | None,
+        rate: Float[ArrayLike, ""] | None,
+        scale: float,
     ) -> None:
         query, key, value = inputs
-        self.rng, self.scale, self.rate = rng, scale, 0.0 if rng is None else rate
+        self.rng, self.rate, self.scale = rng, rate, scale
+        self.kept = jnp.float32(1) if rate is None else 1 - rate
+        """The fraction of the weights that dropout keeps."""
         self.batch, self.num_queries, self.heads, _ = query.shape
         self.num_keys = key.shape[1]
         self.query_size = block_size(self.num_queries, MAX_QUERIES)
@@ -143,7 +155,7 @@ class Blocks:
 
         The dropout mask depends on each weight's row-major index in the whole [B, H, T, S] array.
         """
-        if self.rng is None:
+        if self.rng is None or self.rate is None:
             return x
 
         def indices(start: Index, count: int) -> UInt32[Array, " count"]:
@@ -163,6 +175,7 @@ class Residuals(NamedTuple):
     inputs: Inputs
     mask: Bool[Array, "#B #H #T S"]
     rng: Array | None
+    rate: Float[ArrayLike, ""] | None
     output: Float[Array, "B T H V"]
     row_max: Float[Array, "H n B t 1"]
     log_sum: Float[Array, "H n B t 1"]
@@ -172,10 +185,14 @@ Triple = tuple[Array, Array, Array]
 
 
 def forward(
-    inputs: Inputs, mask: Bool[Array, "#B #H #T S"], rng: Array | None, scale: float, rate: float
+    inputs: Inputs,
+    mask: Bool[Array, "#B #H #T S"],
+    rng: Array | None,
+    rate: Float[ArrayLike, ""] | None,
+    scale: float,
 ) -> tuple[Float[Array, "B T H V"], Residuals]:
     """Compute attention, visiting the keys once for each block of queries."""
-    blocks, dtype = Blocks(inputs, mask, rng, scale, rate), inputs.value.dtype
+    blocks, dtype = Blocks(inputs, mask, rng, rate, scale), inputs.value.dtype
 
     def visit_queries(head: Index, i: Index) -> Triple:
         queries = dynamic_index(blocks.query, head, i)
@@ -197,7 +214,7 @@ def forward(
         zeros = jnp.zeros((*row, inputs.value.shape[-1]))
         start = jnp.full((*row, 1), MASKED), jnp.zeros((*row, 1)), zeros
         row_max, total, output = jax.lax.fori_loop(0, blocks.num_key_blocks[i], add_keys, start)
-        return (output / (total * (1 - blocks.rate))).astype(dtype), row_max, jnp.log(total)
+        return (output / (total * blocks.kept)).astype(dtype), row_max, jnp.log(total)
 
     indices = jnp.arange(len(blocks.num_key_blocks))
     output, row_max, log_sum = jax.lax.map(
@@ -205,23 +222,22 @@ def forward(
         jnp.arange(blocks.heads),
     )
     output = join_blocks(output, blocks.num_queries)
-    return output, Residuals(inputs, mask, rng, output, row_max, log_sum)
+    return output, Residuals(inputs, mask, rng, rate, output, row_max, log_sum)
 
 
 def backward(
-    scale: float, rate: float, residuals: Residuals, gradient: Float[Array, "B T H V"]
-) -> tuple[Inputs, None, None]:
+    scale: float, residuals: Residuals, gradient: Float[Array, "B T H V"]
+) -> tuple[Inputs, None, None, None]:
     """Visit the keys again, and sum the gradients from all pairs of query and key blocks.
 
     For weights w with gradients dw, the gradient of a score is w (dw - sum of w dw over the keys).
     The sum over the keys equals the dot product of the output and its gradient, even with dropout.
     """
-    inputs, mask, rng, output, row_max, log_sum = residuals
-    blocks, dtype = Blocks(inputs, mask, rng, scale, rate), gradient.dtype
+    inputs, mask, rng, rate, output, row_max, log_sum = residuals
+    blocks, dtype = Blocks(inputs, mask, rng, rate, scale), gradient.dtype
     sums = jnp.sum(gradient.astype(jnp.float32) * output, axis=-1, keepdims=True)
-    sums, gradient = (
-        split_blocks(x, blocks.query_size) for x in (sums, gradient / (1 - blocks.rate))
-    )
+    gradient = gradient * jnp.asarray(1 / blocks.kept, dtype)
+    sums, gradient = (split_blocks(x, blocks.query_size) for x in (sums, gradient))
 
     def visit_queries(
         head: Index, carry: tuple[Array, Array], i: Index
@@ -261,7 +277,7 @@ def backward(
     d_query = join_blocks(d_query, blocks.num_queries).astype(dtype)
     d_key = join_blocks(d_key.swapaxes(-1, -2), blocks.num_keys).astype(dtype)
     d_value = join_blocks(d_value.swapaxes(-1, -2), blocks.num_keys).astype(dtype)
-    return Inputs(d_query, d_key, d_value), None, None
+    return Inputs(d_query, d_key, d_value), None, None, None
 
 
 blockwise_attention.defvjp(forward, backward)

@@ -28,7 +28,8 @@ class BlockwiseAttention(MultiHeadAttention):
         key, value = (repeat_heads(x, query.shape[2]) for x in (key, value))
         shape = (len(query), query.shape[2], query.shape[1], key.shape[1])
         rng, scale = self.dropout.draw_key(shape, train=train), score_scale(self.config)
-        return blockwise_attention(Inputs(query, key, value), mask, rng, scale, self.dropout.rate)
+        rate = None if rng is None else jnp.asarray(self.dropout.rate, float)
+        return blockwise_attention(Inputs(query, key, value), mask, rng, rate, scale)
 
 
 class CudnnAttention(MultiHeadAttention):

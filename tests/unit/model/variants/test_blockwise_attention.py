@@ -57,7 +57,8 @@ def blockwise(
     query: Array, key: Array, value: Array, mask: Array, rate: float = 0.0, rng: Array | None = None
 ) -> Array:
     scale = query.shape[-1] ** -0.5
-    return blockwise_attention(Inputs(query, key, value), mask, rng, scale, rate)
+    traced = None if rng is None else jnp.float32(rate)
+    return blockwise_attention(Inputs(query, key, value), mask, rng, traced, scale)
 
 
 def inputs(queries: int, keys: int, dtype: Any = jnp.float32, seed: int = 0) -> tuple[Array, ...]:
