@@ -29,13 +29,12 @@ from transformer_jax.reports.collect import (
 )
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import (
-    SUMMARY,
     list_comparisons,
     make_run_table,
-    make_table,
+    summary_table,
     write_report,
 )
-from transformer_jax.reports.results import Results
+from transformer_jax.reports.results import Results, ScoredSplit
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.runs.versions import source_commit
 from transformer_jax.sweeps import slurm
@@ -270,13 +269,13 @@ class Report:
         self.results = results
 
     def __str__(self) -> str:
-        table = tables.to_markdown(make_table(self.results, SUMMARY), align=True)
+        table = tables.to_markdown(summary_table(self.results), align=True)
         return "\n".join([table, "", *list_footnotes(self.results)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(make_table(self.results, SUMMARY))
+        return html_table(summary_table(self.results))
 
     def to_pandas(self, *, per_run: bool = False) -> "pd.DataFrame":
         """Return the unrounded differences from the first row, with intervals and p-values.
@@ -298,17 +297,30 @@ class Report:
         return write_report(self.results)
 
 
-def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Report:
+def report(
+    paths: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    split: ScoredSplit | None = None,
+    baseline: str | None = None,
+) -> Report:
     """Compare the rows of a sweep, or separately trained runs, with each other and the paper.
 
     Args:
         paths: a sweep's folder, or the folders of runs. Runs that differ only in their seed form
             one row.
         out: the folder of a report on runs. `Report.save` writes a sweep's report to its folder.
+        split: the only set to analyze. By default, a report analyzes both sets, and the test set
+            decides if it was scored.
+        baseline: the row that all others are compared with. Default: the first row.
 
     Raises:
-        UsageError: no run has finished, the runs cannot be compared, or `out` is missing for runs.
+        UsageError: no run has finished, the runs cannot be compared, `out` is missing for runs, or
+            `baseline` is not a row.
     """
+    options = [
+        x for k, v in {"split": split, "baseline": baseline}.items() if v for x in (f"--{k}", v)
+    ]
     folders = [local_path(x) for x in ([paths] if isinstance(paths, str | Path) else paths)]
     if not folders:
         raise UsageError("report needs a sweep's folder, or the folders of runs")
@@ -317,7 +329,7 @@ def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = No
             raise UsageError("a report of runs needs a folder: ", Setting("out", "FOLDER"))
         planned = collect_runs(folders, local_path(out))
         statuses = read_adhoc_statuses(planned)
-        command = shell_command("report", *folders, "--out", out)
+        command = shell_command("report", *folders, "--out", out, *options)
     elif out is not None:
         raise UsageError(
             "a sweep's report is written to the sweep's folder: omit ", Setting("out", str(out))
@@ -325,5 +337,10 @@ def report(paths: str | Path | Sequence[str | Path], out: str | Path | None = No
     else:
         planned = Sweep.open(folders[0])
         statuses = [read_status(run) for run in planned.runs]
-        command = shell_command("report", planned.path)
-    return Report(collect_results(planned, statuses, command))
+        command = shell_command("report", planned.path, *options)
+    if baseline is not None:
+        if baseline not in planned.rows:
+            raise UsageError(f"no row {baseline!r} (available: {', '.join(planned.rows)})")
+        rows = {baseline: planned.rows[baseline], **planned.rows}
+        planned = replace(planned, rows=rows)
+    return Report(collect_results(planned, statuses, command, split))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -42,6 +42,11 @@ class Report(PathCommand):
     out: Path | None = None
     """The folder for a report on separately trained runs. A report on a sweep
     is always written to the sweep's folder."""
+    split: Literal["dev", "test"] | None = None
+    """The only set to analyze. By default, a report analyzes both sets, and the
+    test set decides if it was scored."""
+    baseline: str | None = None
+    """The row that the others are compared with. Default: the first row."""
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:
@@ -52,11 +57,13 @@ class Report(PathCommand):
                 finished.
         """
         from transformer_jax.api import report
+        from transformer_jax.reports.answers import summarize
         from transformer_jax.reports.footnotes import list_footnotes
-        from transformer_jax.reports.report import SUMMARY, make_table
+        from transformer_jax.reports.report import summary_table
 
-        made = report(self.folders, self.out)
+        made = report(self.folders, self.out, split=self.split, baseline=self.baseline)
         folder = made.save()
-        print_table(make_table(made.results, SUMMARY))
+        print_table(summary_table(made.results))
+        stdout.print("\n".join(summarize(made.results)))
         stdout.print("\n".join(list_footnotes(made.results)))
         stdout.print(f"written to {folder}")

@@ -25,6 +25,8 @@ MAX_WIDTH = 1_000_000
 
 def format_duration(seconds: float) -> str:
     """Format a duration, as in "1 h 05 min", or in days if it exceeds 48 hours."""
+    if seconds < 60:
+        return "less than 1 min"
     if seconds > 48 * 3600:
         return f"{seconds / 86_400:,.1f} days"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -25,7 +25,13 @@ from transformer_jax.errors import (
 from transformer_jax.evaluation.evaluation_files import read_translations
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
 from transformer_jax.files import JsonObject, read_json_object
-from transformer_jax.reports.results import BleuDifference, Results, RowResult, config_as_trained
+from transformer_jax.reports.results import (
+    BleuDifference,
+    Results,
+    RowResult,
+    ScoredSplit,
+    config_as_trained,
+)
 from transformer_jax.reports.seed_statistics import failed_seeds
 from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.metrics_file import is_number, read_metrics
@@ -86,10 +92,18 @@ def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
     return statuses
 
 
-def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> Results:
-    """Collect the results of all runs so far; raise UsageError if no run has finished.
+def collect_results(
+    sweep: Sweep,
+    statuses: Sequence[RunStatus],
+    command: str,
+    split: ScoredSplit | None = None,
+) -> Results:
+    """Collect the results of all runs so far.
 
     The results list finished runs whose translations are invalid as unreadable.
+
+    Raises:
+        UsageError: no run has finished, or no run has scores on the split.
     """
     statuses = [_check_translations(status) for status in statuses]
     if not any(status.status == "done" for status in statuses):
@@ -106,7 +120,9 @@ def collect_results(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
     differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
     trials = [read_status(run) for run in sweep.trials]
-    return Results(sweep, rows, differences, signature, command, trials)
+    if split == "test" and not any("test_bleu" in row.scores for row in rows.values()):
+        raise UsageError(f"no run of {sweep.path} has been scored on the test set")
+    return Results(sweep, rows, differences, signature, command, trials, split)
 
 
 def _check_translations(status: RunStatus) -> RunStatus:
@@ -174,7 +190,10 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
         values: dict[str, object] = {
             "perplexity": dev.get("perplexity"),
             "bleu": dev.get("bleu"),
+            "test_perplexity": _if_finite(test.get("perplexity")),
             "test_bleu": test.get("bleu"),
+            "brevity_penalty": test.get("brevity_penalty"),
+            "precision": _precision(test),
             # Compound splitting requires words, so character-level BLEU has no compound score.
             "compound_bleu": test.get("compound_bleu"),
             "test_task": _main_score(test.get("task")),
@@ -183,6 +202,16 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             if is_number(value):
                 scores.setdefault(name, {})[status.run.seed] = float(value)
     return scores
+
+
+def _if_finite(value: object) -> object:
+    return value if is_number(value) and math.isfinite(value) else None
+
+
+def _precision(scores: JsonObject) -> float | None:
+    """Return the geometric mean of the n-gram precisions, which is BLEU without its penalty."""
+    bleu, penalty = scores.get("bleu"), scores.get("brevity_penalty")
+    return bleu / penalty if is_number(bleu) and is_number(penalty) and penalty > 0 else None
 
 
 def _main_score(task: object) -> object:

@@ -8,34 +8,35 @@ from transformer_jax.reports.results import Results, RowResult
 from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.visualization.plots import Curve, average_runs, draw_curve, use_log_axis
 from transformer_jax.visualization.style import PALETTE, Picture
-from transformer_jax.visualization.text import printable_label, truncate
+from transformer_jax.visualization.text import printable_label
 
 # Larger perplexities and NaN are plotted at this value, which exceeds the perplexity of uniform
 # predictions over any vocabulary.
 MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
-HERE = "here, with simultaneous\n95% intervals"
+HERE = "here, {} set, with simultaneous 95% intervals"
 # If a row's scores vary widely across seeds, its interval may be much wider than those of other
 # rows. An interval is cut off at the edge of the figure if it extends beyond the farthest point by
 # more than this many typical half-widths.
 MAX_HALVES = 3.0
-# The maximum number of characters in a row's label.
-MAX_LABEL = 44
+# The size in inches. On a narrow screen, a figure of this width is still readable.
+WIDTH = 6.4
 CURVES_CAPTION = (
     "Perplexity on the development set by step. Each line is the geometric mean over seeds, and "
     "its band extends from the lowest to the highest seed."
 )
 RATIOS_CAPTION = (
-    "Difference in log perplexity from base, here (circles, with simultaneous 95% intervals) and "
-    "in the paper (diamonds). Lower is better, and +0.1 means about 10% higher perplexity. A row "
-    "whose interval includes 0 does not differ significantly from base. For a typical row, the "
+    "Difference in log perplexity from the first row, here (circles, with simultaneous 95% "
+    "intervals) and, if it is known, in the paper (diamonds). Lower is better, and +0.1 means "
+    "about 10% higher perplexity. A row whose interval includes 0 does not differ significantly "
+    "from the first row. For a typical row, the "
     "circle is then in the gray band. Intervals that are much wider than typical ones end at the "
     "edge of the figure."
 )
 
 
-def draw_curves(results: Results) -> str:
+def draw_curves(results: Results) -> Picture:
     """Plot perplexity by step, with a line for each row's mean over seeds and a band for its range.
 
     The first row and the seven rows that differ most from it are in color; the other rows are gray
@@ -43,7 +44,7 @@ def draw_curves(results: Results) -> str:
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if len(curves[name].x)]
-    figure = Figure(figsize=(9, 5.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
     axes = figure.subplots()
     for name in names[len(PALETTE) :]:
         label = OTHER_ROWS if name == names[-1] else None
@@ -53,7 +54,7 @@ def draw_curves(results: Results) -> str:
         draw_curve(axes, curves[name], number)
     axes.set(xlabel="step", ylabel="perplexity, development set")
     use_log_axis(axes, [y for name in names for y in curves[name].y])
-    return _to_svg(figure)
+    return _finish(figure, columns=4)
 
 
 def _mean_curve(row: RowResult) -> Curve:
@@ -73,40 +74,45 @@ def _mean_curve(row: RowResult) -> Curve:
         for curve in curves
         if curve
     ]
-    return average_runs(_describe(row), runs, geometric=True)
+    return average_runs(printable_label(row.name), runs, geometric=True)
 
 
 def _by_importance(results: Results) -> list[str]:
     """Return the first row's name, then the other names, from the largest difference down."""
 
     def magnitude(name: str) -> float:
-        difference = results.compare(name, "perplexity").difference
+        difference = results.compare(name, "perplexity", results.splits[-1]).difference
         return 0.0 if difference is None else abs(difference)
 
     base, *others = results.rows
     return [base, *sorted(others, key=magnitude, reverse=True)]
 
 
-def draw_ratios(results: Results) -> str:
+def draw_ratios(results: Results) -> Picture:
     """Plot each row's difference in log perplexity from the first row, here and in the paper."""
-    figure = Figure(figsize=(9, 1.4 + 0.28 * len(results.rows)), layout="constrained")
+    rows, splits = list(results.rows), results.splits
+    figure = Figure(figsize=(WIDTH, 1.8 + 0.36 * len(rows)), layout="constrained")
     axes = figure.subplots()
     axes.margins(x=0.08)
     points: list[float] = []
-    for y, name in enumerate(results.rows):
-        comparison = results.compare(name, "perplexity")
-        paper = results.paper_difference(name, "perplexity")
-        if (ours := comparison.difference) is not None:
-            low, high = comparison.interval or (ours, ours)
-            bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3}
-            label = None if y else HERE
-            axes.errorbar(ours, y, color=PALETTE[1], marker="o", label=label, **bar)
-        if paper is not None:
+    for number, split in enumerate(splits):
+        # The set that decides is in the darker color.
+        color = PALETTE[1] if split == splits[-1] else PALETTE[6]
+        for y, name in enumerate(rows):
+            comparison = results.compare(name, "perplexity", split)
+            if (ours := comparison.difference) is not None:
+                low, high = comparison.interval or (ours, ours)
+                bar = {"xerr": [[ours - low], [high - ours]], "capsize": 3, "markersize": 4}
+                place = y + 0.24 * (number - (len(splits) - 1) / 2)
+                label = None if y else HERE.format(split)
+                axes.errorbar(ours, place, color=color, marker="o", label=label, **bar)
+                points.append(ours)
+    for y, name in enumerate(rows):
+        if (paper := results.paper_difference(name, "perplexity")) is not None:
             diamond = {"marker": "D", "markerfacecolor": "none", "linestyle": "none"}
-            label = None if y else PAPER
-            axes.plot(paper, y, color=PALETTE[2], label=label, **diamond)
-        points += [x for x in (ours, paper) if x is not None]
-    comparisons = results.analyses["perplexity"].comparisons.values()
+            axes.plot(paper, y, color=PALETTE[2], label=None if y else PAPER, **diamond)
+            points.append(paper)
+    comparisons = results.analyses[splits[-1]]["perplexity"].comparisons.values()
     intervals = [comparison.interval for comparison in comparisons if comparison.interval]
     if intervals:
         half = statistics.median((high - low) / 2 for low, high in intervals)
@@ -117,28 +123,24 @@ def draw_ratios(results: Results) -> str:
             low, high = axes.get_xlim()
             axes.set_xlim(max(low, -1.08 * limit), min(high, 1.08 * limit))
     axes.axvline(0.0, color="black", linewidth=0.8)
-    labels = [printable_label(_describe(row)) for row in results.rows.values()]
+    labels = [printable_label(name) for name in rows]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
-    return _to_svg(figure)
+    return _finish(figure, columns=1)
 
 
-def _to_svg(figure: Figure) -> str:
+def _finish(figure: Figure, columns: int) -> Picture:
+    """Add a grid, and a legend below the axes."""
     [axes] = figure.axes
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         # In the legend, list the rows in their original order, and then the other entries.
-        last = (HERE, PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
+        last = (HERE.format("dev"), HERE.format("test"), PAPER, NOT_SIGNIFICANT, OTHER_ROWS)
         places = {label: place for place, label in enumerate(last, start=1)}
         pairs = zip(handles, labels, strict=True)
         handles, labels = zip(*sorted(pairs, key=lambda pair: places.get(pair[1], 0)), strict=True)
-        figure.legend(handles, labels, loc="outside right upper", fontsize="small")
-    return Picture(figure).svg
-
-
-def _describe(row: RowResult) -> str:
-    """Return a label with a row's name and changes, truncated to `MAX_LABEL` characters."""
-    return truncate(f"{row.name}  {row.change}", MAX_LABEL)
+        figure.legend(handles, labels, loc="outside lower left", fontsize="small", ncols=columns)
+    return Picture(figure)

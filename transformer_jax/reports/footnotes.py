@@ -10,7 +10,12 @@ from pathlib import Path
 from transformer_jax.config import DataConfig, TrainConfig
 from transformer_jax.files import read_json_object
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
-from transformer_jax.reports.seed_statistics import CONFIDENCE, describe_limits, format_p
+from transformer_jax.reports.seed_statistics import (
+    CONFIDENCE,
+    describe_limits,
+    format_p,
+    rank_correlation,
+)
 from transformer_jax.reports.tables import escape_markdown
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus
@@ -154,25 +159,28 @@ def _explain_columns(results: Results) -> list[str]:
     notes = [
         "Perplexity is per token, without label smoothing. ± is the standard deviation over "
         "random seeds.",
-        "The paper's scores are on newstest2013, and ours are on the sets that the configs name. "
-        f"Compare the differences from {base} with the paper's, not the scores themselves.",
-        "FLOPs: the floating-point operations of one training run, excluding padding. time x peak: "
-        "the paper's estimate, training time (longer if other programs run) multiplied by the peak "
-        "FLOP/s of the devices; the paper reports 3.3e18 for base and 2.3e19 for big (Table 2).",
+        *_explain_paper(results),
         f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
         "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
         f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
         "which limit the probability of any false difference in one score's column. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
-    if any(results.verdict(name, score) for name in results.rows for score in MARGINS):
+    last = results.splits[-1]
+    if any(results.verdict(name, score, last) for name in results.rows for score in MARGINS):
         notes.append(
             "verdict: 'as in the paper' if the whole interval has the paper's sign; 'differs' if "
             "the interval excludes every difference of that sign that exceeds a margin; otherwise "
             f"'inconclusive'. The margin is {MARGINS['perplexity']} ln perplexity or "
             f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
             "is 'as in the paper' if the whole interval is within the margin, and 'differs' if "
-            "none of it is."
+            "none of it is. 'Out of reach' means that the interval is wider than twice the margin, "
+            "so no result could have been 'as in the paper'. It does not count against the paper."
+        )
+    if any("precision" in row.scores for row in results.rows.values()):
+        notes.append(
+            "test precision: the geometric mean of BLEU's n-gram precisions. test brevity: BLEU's "
+            "penalty for translations that are too short. Their product is test BLEU."
         )
     if any("compound_bleu" in row.scores for row in results.rows.values()):
         notes.append(
@@ -191,35 +199,73 @@ def _explain_columns(results: Results) -> list[str]:
     return [*notes, ANALYSIS]
 
 
+def _explain_paper(results: Results) -> list[str]:
+    """Explain what the paper's numbers are, if the report shows any."""
+    notes = []
+    papers = [row.paper for row in results.rows.values()]
+    has_scores = any(paper.perplexity or paper.bleu for paper in papers)
+    if has_scores:
+        notes.append(
+            "The paper's scores are on newstest2013, and ours are on the sets that the configs "
+            f"name. Compare the differences from {results.base.name} with the paper's, not the "
+            "scores themselves."
+        )
+    if any(row.flops for row in results.rows.values()):
+        cost = "; the paper reports 3.3e18 for base and 2.3e19 for big (Table 2)"
+        notes.append(
+            "FLOPs: the floating-point operations of one training run, excluding padding. time x "
+            "peak: the paper's estimate, training time (longer if other programs run) multiplied "
+            f"by the peak FLOP/s of the devices{cost if has_scores else ''}."
+        )
+    return notes
+
+
 def _describe_agreement(results: Results) -> list[str]:
-    """Return notes on how many differences have the same sign as in the paper, with p-values."""
+    """Return notes on the signs and the ranks of the differences, compared with the paper's."""
     notes = []
     name = results.sweep.path.resolve().name
-    for score, label in (("perplexity", "perplexity"), ("bleu", "dev BLEU")):
-        same, rows, p = results.sign_agreement(score)
-        if rows:
-            notes.append(
-                f"In this report ({name}), the difference in {label} has the same sign as in the "
-                f"paper in {same} of {rows} rows. Random signs would match in at least as many "
-                f"rows with probability {format_p(p)}."
-            )
+    for split in results.splits:
+        for score, label in (("perplexity", f"{split} perplexity"), ("bleu", f"{split} BLEU")):
+            same, rows, p = results.sign_agreement(score, split)
+            if rows:
+                notes.append(
+                    f"In this report ({name}), the difference in {label} has the same sign as in "
+                    f"the paper in {same} of {rows} rows. Random signs would match in at least as "
+                    f"many rows with probability {format_p(p)}, if the rows were independent, but "
+                    "they share a baseline."
+                )
+            if (ranks := rank_correlation(results.differences(score, split))) is not None:
+                notes.append(
+                    f"Spearman's rank correlation with the paper's differences in {label} is "
+                    f"{ranks[0]:+.2f} (p = {format_p(ranks[1])})."
+                )
     return notes
 
 
 def _list_caveats(results: Results) -> list[str]:
     rows = results.rows.values()
-    notes = [
-        f"Failed to train and excluded from all means: {row.name}/seed-{seed}, with a dev "
-        f"perplexity of {perplexity:.4g}"
-        + (f". A unigram model has {row.unigram:.4g}." if row.unigram else ".")
+    notes = []
+    failed = [
+        f"{row.name}/seed-{seed} ({perplexity:.4g}"
+        + (f"; a unigram model has {row.unigram:.4g})" if row.unigram else ")")
         for row in rows
         for seed, perplexity in row.failed.items()
     ]
+    if failed:
+        notes.append(
+            "Failed to train and excluded from all means, with the perplexity on the development "
+            f"set: {', '.join(failed)}."
+        )
     if len(results.rows) > 1:
-        perplexity, bleu = (describe_limits(analysis) for analysis in results.analyses.values())
-        notes += [note for note in perplexity if note in bleu]
-        notes += [f"Perplexity: {note}" for note in perplexity if note not in bleu]
-        notes += [f"dev BLEU: {note}" for note in bleu if note not in perplexity]
+        # State a limit once for all scores that it applies to.
+        limits = defaultdict[str, list[str]](list)
+        for split, analyses in results.analyses.items():
+            for score, analysis in analyses.items():
+                for note in describe_limits(analysis):
+                    limits[note].append(f"{split} {'BLEU' if score == 'bleu' else score}")
+        every = sum(len(analyses) for analyses in results.analyses.values())
+        for note, labels in limits.items():
+            notes.append(note if len(labels) == every else f"{', '.join(labels)}: {note}")
     if names := [row.name for row in rows if row.has_other_text]:
         notes.append(
             f"Rows whose text or vocabulary differs from that of {results.base.name}: "
@@ -235,5 +281,8 @@ def _list_caveats(results: Results) -> list[str]:
             "The runs were scored with different search options or different numbers of averaged "
             "checkpoints."
         )
-    done = [status for status in results.statuses if status.status == "done"]
-    return notes + [f"{status.run.name} {status.note}." for status in done if status.note]
+    names = defaultdict[str, list[str]](list)
+    for status in results.statuses:
+        if status.status == "done" and status.note:
+            names[status.note].append(status.run.name)
+    return notes + [f"{', '.join(runs)}: {note}." for note, runs in names.items()]

@@ -8,43 +8,33 @@ A report's folder contains:
         comparisons.csv        the unrounded differences from the first row, with their intervals
         runs.csv               the unrounded scores of every run and the commands to reproduce them
         tuning.csv             the perplexity of every trial of a tuned sweep
-        index.html             a page with the tables, figures, and notes
-        curves.svg             perplexity on the development set by step
-        ratios.svg             each row's difference in log perplexity from the first row
+        index.html             a page with the answers, the figures, the tables, and the notes
+        curves.svg  .pdf       perplexity on the development set by step
+        ratios.svg  .pdf       each row's difference in log perplexity from the first row
 """
 
-import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from transformer_jax.console import escape_control_characters, shell_command
 from transformer_jax.errors import storage_errors
 from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
+from transformer_jax.reports.answers import answer, question, summarize
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
-from transformer_jax.reports.footnotes import (
-    STATISTICS,
-    documentation_link,
-    list_footnotes,
-    to_markdown_list,
-)
-from transformer_jax.reports.results import PaperScore, Results, RowResult
+from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
+from transformer_jax.reports.page import make_page
+from transformer_jax.reports.results import PaperScore, Results, RowResult, ScoredSplit
 from transformer_jax.reports.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.reports.tables import MISSING, Link, Table
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.sweeps.status import RunStatus
 
-CSS = (
-    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:84rem;padding:0 1rem}"
-    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:1rem 0}"
-    "caption,figcaption{text-align:left;max-width:50rem;padding:.3rem 0;color:#555}"
-    "th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}"
-    "td{white-space:nowrap}.wide:first-of-type td:nth-child(2),td:last-child{white-space:normal}"
-    "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}.wide{overflow-x:auto}"
-    "figure{margin:1rem 0}svg{max-width:100%;height:auto}"
-)
 Column = Callable[[Results, RowResult], str]
+CAPTIONS = {"ratios": RATIOS_CAPTION, "curves": CURVES_CAPTION}
+SPECS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
+SPLIT_NAMES: dict[ScoredSplit, str] = {"dev": "development", "test": "test"}
 
 
 def write_report(results: Results) -> Path:
@@ -56,25 +46,35 @@ def write_report(results: Results) -> Path:
     folder = results.sweep.path / "report"
     if folder.parent.exists():
         check_no_links(folder.parent, lambda name: name == folder.name)
-    scores, comparisons = make_table(results, SCORES), make_table(results, COMPARISONS)
-    figures = {"ratios.svg": draw_ratios(results), "curves.svg": draw_curves(results)}
-    files = {
-        "table.md": _make_markdown(results, scores, comparisons),
-        "table.tex": f"{tables.to_latex(scores)}\n{tables.to_latex(comparisons)}",
+    scores = make_table(results, SCORES)
+    # The set that decides comes first.
+    tabled = {"Scores: mean ± standard deviation over seeds": scores} | {
+        f"Differences from {results.base.name} on the {SPLIT_NAMES[split]} set": make_table(
+            results, COMPARISONS[split]
+        )
+        for split in reversed(results.splits)
+    }
+    pictures = {"ratios": draw_ratios(results), "curves": draw_curves(results)}
+    figures = {caption: pictures[name].svg for name, caption in CAPTIONS.items()}
+    files: dict[str, str | bytes] = {
+        "table.md": _make_markdown(results, tabled),
+        "table.tex": "\n".join(map(tables.to_latex, tabled.values())),
         "table.csv": tables.to_csv(scores),
         "comparisons.csv": tables.to_csv(list_comparisons(results)),
         "runs.csv": tables.to_csv(make_run_table(results)),
-        "index.html": _make_page(results, scores, comparisons, list(figures.values())),
-        **figures,
+        "index.html": _make_page(results, tabled, figures),
+        **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
+        **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
         **({"tuning.csv": tables.to_csv(make_trial_table(results))} if results.trials else {}),
     }
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            # A path can contain bytes that are not valid UTF-8, and names from files can contain
-            # control characters.
-            text = escape_control_characters(content)
-            write_bytes(folder / name, text.encode(errors="replace"), durable=False)
+            if isinstance(content, str):
+                # A path can contain bytes that are not valid UTF-8, and names from files can
+                # contain control characters.
+                content = escape_control_characters(content).encode(errors="replace")
+            write_bytes(folder / name, content, durable=False)
     return folder
 
 
@@ -93,13 +93,23 @@ def _format_score(row: RowResult, name: str, digits: int) -> str:
     return format_mean(values.values(), digits) if values else MISSING
 
 
-def _format_difference(results: Results, row: RowResult, score: PaperScore, spec: str) -> str:
+def _format_difference(
+    results: Results, row: RowResult, score: PaperScore, split: ScoredSplit
+) -> str:
     """Return a row's difference from the first row, with its confidence interval."""
-    comparison = results.compare(row.name, score)
+    comparison, spec = results.compare(row.name, score, split), SPECS[score]
     if comparison.difference is None:
         return MISSING
+    if comparison.interval is None and row.name != results.base.name:
+        seeds = len(row.find(score, split))
+        count = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        return f"{comparison.difference:{spec}} (no interval: {count})"
     interval = _format_interval(comparison.interval, spec) if comparison.interval else ""
     return f"{comparison.difference:{spec}} {interval}".strip()
+
+
+def _format_welch(results: Results, row: RowResult, score: PaperScore, split: ScoredSplit) -> str:
+    return _format_interval(results.compare(row.name, score, split).welch, SPECS[score])
 
 
 def _format_test_differences(results: Results, row: RowResult) -> str:
@@ -127,27 +137,48 @@ SCORES: dict[str, Column] = {
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
     "dev BLEU": lambda _, row: _format_score(row, "bleu", 1),
     "paper BLEU": lambda _, row: _format(row.paper.bleu, ".1f"),
+    "test perplexity": lambda _, row: _format_score(row, "test_perplexity", 2),
     "test BLEU": lambda _, row: _format_score(row, "test_bleu", 1),
+    "test precision": lambda _, row: _format_score(row, "precision", 1),
+    "test brevity": lambda _, row: _format_score(row, "brevity_penalty", 3),
     "compound-split": lambda _, row: _format_score(row, "compound_bleu", 1),
     "test task": lambda _, row: _format_score(row, "test_task", 1),
 }
-COMPARISONS: dict[str, Column] = {
-    "row": lambda _, row: row.name,
-    "ln perplexity to base": lambda r, row: _format_difference(r, row, "perplexity", "+.3f"),
-    "Welch": lambda r, row: _format_interval(r.compare(row.name, "perplexity").welch, "+.3f"),
-    "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
-    "verdict": lambda r, row: r.verdict(row.name, "perplexity") or MISSING,
-    "dev BLEU to base": lambda r, row: _format_difference(r, row, "bleu", "+.1f"),
-    "Welch, BLEU": lambda r, row: _format_interval(r.compare(row.name, "bleu").welch, "+.1f"),
-    "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
-    "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu") or MISSING,
-    "test BLEU to base by seed (p)": _format_test_differences,
+
+
+def _list_columns(split: ScoredSplit) -> dict[str, Column]:
+    """Return the columns that compare the rows on one set."""
+    columns: dict[str, Column] = {
+        "row": lambda _, row: row.name,
+        "ln perplexity to base": lambda r, row: _format_difference(r, row, "perplexity", split),
+        "Welch": lambda r, row: _format_welch(r, row, "perplexity", split),
+        "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
+        "verdict": lambda r, row: r.verdict(row.name, "perplexity", split) or MISSING,
+        f"{split} BLEU to base": lambda r, row: _format_difference(r, row, "bleu", split),
+        "Welch, BLEU": lambda r, row: _format_welch(r, row, "bleu", split),
+        "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
+        "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu", split) or MISSING,
+    }
+    if split == "test":
+        columns["test BLEU to base by seed (p)"] = _format_test_differences
+    return columns
+
+
+COMPARISONS: dict[ScoredSplit, dict[str, Column]] = {
+    "dev": _list_columns("dev"),
+    "test": _list_columns("test"),
 }
-# The columns that `transformer-jax report` prints. The full tables are too wide for a terminal.
-SUMMARY: dict[str, Column] = {
-    **{heading: SCORES[heading] for heading in ("row", "change", "dev perplexity")},
-    **{heading: COMPARISONS[heading] for heading in ("ln perplexity to base", "verdict")},
-}
+
+
+def summary_table(results: Results) -> list[list[str]]:
+    """Return the table that `transformer-jax report` prints, on the set that decides.
+
+    The full tables are too wide for a terminal.
+    """
+    split = results.splits[-1]
+    columns = {heading: SCORES[heading] for heading in ("row", "change", f"{split} perplexity")}
+    compared = {x: COMPARISONS[split][x] for x in ("ln perplexity to base", "verdict")}
+    return make_table(results, columns | compared)
 
 
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
@@ -162,17 +193,20 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
 
 
 def list_comparisons(results: Results) -> Table:
-    """Return the unrounded differences from the first row, with one line per row and score."""
+    """Return the unrounded differences from the first row, by row, score, and set."""
     headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
-    table = [[*headings, "paper", "verdict"]]
+    table = [[*headings, "paper", "verdict", "split"]]
     missing = (None, None)
-    for score, analysis in results.analyses.items():
-        for name, x in analysis.comparisons.items():
-            interval, welch = x.interval or missing, x.welch or missing
-            paper, verdict = results.paper_difference(name, score), results.verdict(name, score)
-            values = [x.difference, *interval, x.p, *welch, paper, verdict]
-            label = "ln perplexity" if score == "perplexity" else "BLEU"
-            table.append([name, label, *("" if value is None else str(value) for value in values)])
+    for split, analyses in results.analyses.items():
+        for score, analysis in analyses.items():
+            for name, x in analysis.comparisons.items():
+                interval, welch = x.interval or missing, x.welch or missing
+                paper = results.paper_difference(name, score)
+                values = [x.difference, *interval, x.p, *welch, paper]
+                values += [results.verdict(name, score, split), split]
+                label = "ln perplexity" if score == "perplexity" else "BLEU"
+                cells = ("" if value is None else str(value) for value in values)
+                table.append([name, label, *cells])
     return table
 
 
@@ -210,18 +244,20 @@ def make_trial_table(results: Results) -> Table:
     return table
 
 
-def _make_markdown(results: Results, scores: Table, comparisons: Table) -> str:
+def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
+    answers = [f"{name}: {answer(results, name)}" for name in list(results.rows)[1:]]
     parts = [
-        tables.to_markdown(scores),
-        tables.to_markdown(comparisons),
-        f"![{RATIOS_CAPTION}](ratios.svg)",
-        f"![{CURVES_CAPTION}](curves.svg)",
+        f"**{tables.escape_markdown(question(results))}**",
+        *map(tables.escape_markdown, summarize(results)),
+        "\n".join(f"- {tables.escape_markdown(x)}" for x in answers),
+        *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
+        *(f"![{caption}]({name}.svg)" for name, caption in CAPTIONS.items()),
         to_markdown_list(list_footnotes(results), results.sweep.path / "report"),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _make_page(results: Results, scores: Table, comparisons: Table, figures: Sequence[str]) -> str:
+def _make_page(results: Results, tabled: Mapping[str, Table], figures: Mapping[str, str]) -> str:
     """Return the report as a self-contained HTML page with links to the runs."""
 
     def link(status: RunStatus, tooltip: str) -> Link:
@@ -235,20 +271,6 @@ def _make_page(results: Results, scores: Table, comparisons: Table, figures: Seq
     run_links = [link(status, status.note) for status in results.statuses]
     # Omit the last two columns, the signature and the command, which are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
-    title = html.escape(results.sweep.path.resolve().name)
-    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
-    if path := documentation_link(results.sweep.path / "report"):
-        notes = notes.replace(STATISTICS, f'<a href="{html.escape(path)}">{STATISTICS}</a>')
-    captions = (RATIOS_CAPTION, CURVES_CAPTION)
-    drawings = "\n".join(
-        f"<figure>{svg[svg.index('<svg') :]}<figcaption>{caption}</figcaption></figure>"
-        for svg, caption in zip(figures, captions, strict=True)
-    )
-    return (
-        f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{title}</title>\n"
-        f"<style>{CSS}</style>\n<h1>{title}</h1>\n"
-        f"{tables.to_html(scores, row_links, 'Scores: mean ± standard deviation over seeds')}\n"
-        f"{tables.to_html(comparisons, row_links, 'Differences from the first row')}\n"
-        f"{drawings}\n<h2>Notes</h2>\n<ul>\n{notes}\n</ul>\n<h2>Runs</h2>\n"
-        f"{tables.to_html(runs, run_links, 'Unrounded scores are in runs.csv.')}\n</html>\n"
-    )
+    named = {title: tables.to_html(table, row_links) for title, table in tabled.items()}
+    named["Runs"] = tables.to_html(runs, run_links, "Unrounded scores are in runs.csv.")
+    return make_page(results, figures, named)

@@ -6,7 +6,7 @@ docs/statistics.md describes the statistical analysis.
 import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from transformer_jax.reports.seed_statistics import (
     SignAgreement,
     Verdict,
     analyze,
+    seeds_for_equivalence,
     sign_agreement,
     verdict,
 )
@@ -29,6 +30,8 @@ from transformer_jax.sweeps.status import RunStatus
 
 # A score that a report compares with the paper's score. Each name is also a field of `Paper`.
 PaperScore = Literal["perplexity", "bleu"]
+# The sets on which a report compares rows. The paper's scores are from its development set.
+ScoredSplit = Literal["dev", "test"]
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
 
@@ -58,8 +61,9 @@ class RowResult:
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
     """The scores, keyed by name and seed. `perplexity` and `bleu` are computed on the development
-    set. `test_bleu`, `compound_bleu`, and `test_task` (the main score of the task) are computed on
-    the test set. Runs that failed to train are excluded."""
+    set. `test_perplexity`, `test_bleu`, `brevity_penalty`, `precision` (BLEU without its brevity
+    penalty), `compound_bleu`, and `test_task` (the main score of the task) are computed on the test
+    set. Runs that failed to train are excluded."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
@@ -68,6 +72,10 @@ class RowResult:
     has_other_text: bool
     """Whether the row's text or vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
+
+    def find(self, score: PaperScore, split: ScoredSplit) -> Collection[tuple[int, float]]:
+        """Return the score of each seed on a set."""
+        return self.scores.get(score if split == "dev" else f"test_{score}", {}).items()
 
     @property
     def trained(self) -> list[RunStatus]:
@@ -98,6 +106,8 @@ class Results:
     """The command that writes this report."""
     trials: Sequence[RunStatus] = ()
     """The statuses of the trials of a tuned sweep."""
+    split: ScoredSplit | None = None
+    """The only set to analyze, or None for all sets that have scores."""
 
     @property
     def base(self) -> RowResult:
@@ -109,22 +119,42 @@ class Results:
         """The statuses of all runs."""
         return [status for row in self.rows.values() for status in row.statuses]
 
-    @functools.cached_property
-    def analyses(self) -> Mapping[PaperScore, Analysis]:
-        """Comparisons of each row with the first row, in log perplexity and in dev BLEU."""
-        logarithms = {
-            name: {seed: math.log(x) for seed, x in row.scores.get("perplexity", {}).items()}
-            for name, row in self.rows.items()
-            if not row.has_other_text
-        }
-        bleu = {name: row.scores.get("bleu", {}) for name, row in self.rows.items()}
-        return {"perplexity": analyze(logarithms), "bleu": analyze(bleu)}
+    @property
+    def splits(self) -> tuple[ScoredSplit, ...]:
+        """The sets to analyze. The last one concludes: the test set, if it was scored."""
+        if self.split is not None:
+            return (self.split,)
+        has_test = any("test_bleu" in row.scores for row in self.rows.values())
+        return ("dev", "test") if has_test else ("dev",)
 
-    def compare(self, name: str, score: PaperScore) -> RowComparison:
-        """Compare a row's log perplexity or BLEU score with that of the first row."""
+    @functools.cached_property
+    def analyses(self) -> Mapping[ScoredSplit, Mapping[PaperScore, Analysis]]:
+        """Comparisons of each row with the first row, in log perplexity and in BLEU, by set."""
+        return {
+            split: {
+                "perplexity": analyze(
+                    {
+                        name: {seed: math.log(x) for seed, x in row.find("perplexity", split)}
+                        for name, row in self.rows.items()
+                        if not row.has_other_text
+                    }
+                ),
+                "bleu": analyze({k: dict(row.find("bleu", split)) for k, row in self.rows.items()}),
+            }
+            for split in self.splits
+        }
+
+    def compare(
+        self, name: str, score: PaperScore, split: ScoredSplit | None = None
+    ) -> RowComparison:
+        """Compare a row's log perplexity or BLEU with that of the first row.
+
+        `split` defaults to the first set, which is the development set if it is analyzed.
+        """
         difference = 0.0 if name == self.base.name else None
         nothing = RowComparison(difference, None, None)
-        return self.analyses[score].comparisons.get(name, nothing)
+        analyses = self.analyses.get(split or self.splits[0])
+        return analyses[score].comparisons.get(name, nothing) if analyses else nothing
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
         """Return how much a row's score differs from the first row's score in the paper.
@@ -137,25 +167,42 @@ class Results:
             return None
         return math.log(ours / base) if score == "perplexity" else ours - base
 
-    def verdict(self, name: str, score: PaperScore) -> Verdict | None:
+    def verdict(
+        self, name: str, score: PaperScore, split: ScoredSplit | None = None
+    ) -> Verdict | None:
         """Return whether a row's difference from the first row agrees with the paper.
 
         Return None for the first row, or if a score is missing.
         """
-        paper, comparison = self.paper_difference(name, score), self.compare(name, score)
+        paper, comparison = self.paper_difference(name, score), self.compare(name, score, split)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
         return verdict(comparison.interval, paper, MARGINS[score])
 
-    def sign_agreement(self, score: PaperScore) -> SignAgreement:
-        """Count the rows whose difference from the first row has the same sign as in the paper."""
-        compared = [
+    def differences(
+        self, score: PaperScore, split: ScoredSplit | None = None
+    ) -> list[tuple[float, float]]:
+        """Return the differences from the first row that we and the paper report, by row."""
+        return [
             (ours, paper)
-            for name in self.rows
-            if (ours := self.compare(name, score).difference) is not None
+            for name in list(self.rows)[1:]
+            if (ours := self.compare(name, score, split).difference) is not None
             and (paper := self.paper_difference(name, score)) is not None
         ]
-        return sign_agreement(compared, MARGINS[score])
+
+    def sign_agreement(self, score: PaperScore, split: ScoredSplit | None = None) -> SignAgreement:
+        """Count the rows whose difference from the first row has the same sign as in the paper."""
+        return sign_agreement(self.differences(score, split), MARGINS[score])
+
+    def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
+        """Return how many seeds would suffice to show that two rows are equally good.
+
+        Return None if the standard deviation between seeds is unknown or zero.
+        """
+        analysis = self.analyses[split][score]
+        if not analysis.deviation:
+            return None
+        return seeds_for_equivalence(analysis.deviation, len(analysis.comparisons), MARGINS[score])
 
 
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:

@@ -4,6 +4,7 @@ Each score belongs to a row and a seed, and the first row is the baseline. Perpl
 by their logarithms, because a difference of 1 is large at perplexity 5 but small at 30.
 """
 
+import bisect
 import functools
 import math
 import statistics
@@ -22,9 +23,13 @@ LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
 # A row is wide if its standard deviation exceeds this multiple of the typical standard deviation.
 WIDE_RATIO = 4.0
+# With two seeds, Welch's interval has hardly any degrees of freedom and can span thousands of BLEU.
+MIN_WELCH_SEEDS = 3
+
+WIDE_RULE = " (or three, if the row or the first row is not pooled)"
 
 Scores = Mapping[str, Mapping[int, float]]
-Verdict = Literal["as in the paper", "differs", "inconclusive"]
+Verdict = Literal["as in the paper", "differs", "inconclusive", "out of reach"]
 
 
 class Interval(NamedTuple):
@@ -41,8 +46,9 @@ class RowComparison:
     difference: float | None
     """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
-    """The simultaneous interval; None if this row or the first row has fewer than two seeds. With
-    95% probability, the intervals of all rows contain the true differences."""
+    """The simultaneous interval; None if this row or the first row has fewer than two seeds, or
+    three if one of them is wide. With 95% probability, the intervals of all rows contain the true
+    differences."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
@@ -60,6 +66,8 @@ class Analysis:
     """The rows whose scores vary much more across seeds than those of the other rows. Each value is
     the ratio of the row's standard deviation to the typical standard deviation. Wide rows are not
     pooled with the other rows."""
+    deviation: float | None = None
+    """The pooled standard deviation between seeds, or None if no degrees of freedom remain."""
 
 
 class SignAgreement(NamedTuple):
@@ -99,9 +107,10 @@ def analyze(scores: Scores) -> Analysis:
             welch_interval(ours, theirs),
         )
     pooled = {row: by_seed for row, by_seed in scores.items() if by_seed and row not in wide}
-    for row, (difference, interval, p) in _compare_pooled(pooled, base, num_compared).items():
+    estimates, sigma = _compare_pooled(pooled, base, num_compared)
+    for row, (difference, interval, p) in estimates.items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
-    return Analysis(base, comparisons, wide)
+    return Analysis(base, comparisons, wide, sigma)
 
 
 def _find_wide(scores: Scores) -> dict[str, float]:
@@ -123,7 +132,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int
-) -> dict[str, tuple[float, Interval | None, float | None]]:
+) -> tuple[dict[str, tuple[float, Interval | None, float | None]], float | None]:
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
     Args:
@@ -136,13 +145,13 @@ def _compare_pooled(
         The estimate, interval, and p-value of each row that shares seeds with the first row,
         directly or through other rows. If this row or the first row has only one seed, the interval
         and the p-value are None. If no degrees of freedom remain, rows with several seeds are
-        omitted.
+        omitted. Also return the pooled standard deviation, or None.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
     cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
     if base not in scores or not others:
-        return {}
+        return {}, None
     design = np.array(
         [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
@@ -159,7 +168,7 @@ def _compare_pooled(
     }
     repeated = [k for k in connected if num_seeds[k] > 1]
     if not freedom or not repeated:
-        return estimates
+        return estimates, None
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]
     scale = np.sqrt(np.diag(covariance))
@@ -172,14 +181,14 @@ def _compare_pooled(
         statistic = abs(difference) / error if error else math.inf if difference else 0.0
         p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
         estimates[others[k]] = difference, interval, min(1.0, p)
-    return estimates
+    return estimates, deviation
 
 
 def welch_interval(
     ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return Welch's interval for a mean difference; None if a row has fewer than two scores."""
-    if min(len(ours), len(theirs)) < 2:
+    """Return Welch's interval for a mean difference; None if a row has fewer than three scores."""
+    if min(len(ours), len(theirs)) < MIN_WELCH_SEEDS:
         return None
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
     parts = [(statistics.variance(x) / len(x), len(x) - 1) for x in (ours, theirs)]
@@ -195,7 +204,8 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
     If the difference in the paper is within the margin, assume that the paper considers the rows
-    equivalent. Otherwise, assume that the paper claims only which row scores higher.
+    equivalent. Otherwise, assume that the paper claims only which row scores higher. Equivalence
+    is "out of reach" if the interval is too wide to be within the margin wherever its center is.
 
     Args:
         interval: the row's simultaneous interval. If None, the verdict is "inconclusive".
@@ -209,6 +219,8 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
         is_confirmed, is_refuted = low > 0, high < margin
     else:
         is_confirmed, is_refuted = max(-low, high) < margin, max(low, -high) > margin
+        if not is_refuted and high - low >= 2 * margin:
+            return "out of reach"
     return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
 
 
@@ -223,6 +235,46 @@ def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) ->
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
     return SignAgreement(sum(agrees), len(agrees), p)
+
+
+def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) -> int:
+    """Return how many seeds make the simultaneous intervals narrow enough to show equivalence.
+
+    Args:
+        deviation: the pooled standard deviation between seeds, which may not be zero.
+        num_compared: the number of rows that are compared with the first row.
+        margin: the largest negligible difference.
+
+    Returns:
+        The smallest number of seeds in each row for which the interval of a row without any
+        observed difference is within the margin.
+    """
+    correlation = tuple(
+        tuple(1.0 if i == j else 0.5 for j in range(num_compared)) for i in range(num_compared)
+    )
+
+    def is_enough(seeds: int) -> bool:
+        critical = dunnett_quantile(CONFIDENCE, correlation, num_compared * (seeds - 1))
+        return critical * deviation * math.sqrt(2 / seeds) < margin
+
+    high = 2
+    while not is_enough(high):
+        high *= 2
+    return high // 2 + bisect.bisect_left(range(high // 2, high), True, key=is_enough)
+
+
+def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return Spearman's correlation between our differences and the paper's, and its p-value.
+
+    Return None if there are fewer than three differences, or if either side does not vary.
+    """
+    ours, paper = (
+        (set(x) for x in zip(*differences, strict=True)) if differences else (set(), set())
+    )
+    if len(differences) < 3 or min(len(ours), len(paper)) < 2:
+        return None
+    result = stats.spearmanr(*zip(*differences, strict=True))
+    return float(result.statistic), float(result.pvalue)
 
 
 def format_mean(values: Collection[float], digits: int) -> str:
@@ -250,11 +302,13 @@ def describe_limits(analysis: Analysis) -> list[str]:
     if without and len(without) == len(analysis.comparisons):
         notes.append(
             f"No row has an interval, because {analysis.base} or all other rows have fewer than "
-            "two seeds. A difference without an interval proves nothing."
+            f"two seeds{WIDE_RULE}. A difference without an interval proves nothing."
         )
     elif without:
         names = ", ".join(without)
-        notes.append(f"Rows with fewer than two seeds, whose differences prove nothing: {names}.")
+        notes.append(
+            f"Rows with fewer than two seeds{WIDE_RULE}, whose differences prove nothing: {names}."
+        )
     if analysis.wide:
         ratios = ", ".join(
             f"{row} ({ratio:.1f} times)"

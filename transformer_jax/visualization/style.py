@@ -21,7 +21,11 @@ DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
 # Omit the date from SVG files and the Matplotlib version from PNG files, so that the same data
 # produces the same file. An SVG file still contains the Matplotlib version.
-METADATA: dict[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None},
+}
 PIXELS_PER_INCH = 150
 
 
@@ -43,6 +47,11 @@ class Picture:
     def svg(self) -> str:
         """The plot as SVG, which is always identical for the same data and Matplotlib version."""
         return self._encode("svg").decode()
+
+    @property
+    def pdf(self) -> bytes:
+        """The plot as PDF, which is always identical for the same data and Matplotlib version."""
+        return self._encode("pdf")
 
     def save(self, path: str | Path) -> Path:
         """Write the plot to a file whose name ends in .svg or .png.

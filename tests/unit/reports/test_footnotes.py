@@ -94,10 +94,11 @@ def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path
 def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:
     text = (folder / "table.md").read_text()
     assert (
-        "In this report (s), the difference in perplexity has the same sign as in the paper in "
-        "2 of 3 rows. Random signs would match in at least as many rows with probability 0.500."
-        in text
+        "In this report (s), the difference in dev perplexity has the same sign as in the paper in "
+        "2 of 3 rows. Random signs would match in at least as many rows with probability 0.500, if "
+        "the rows were independent, but they share a baseline." in text
     )
+    assert "Spearman's rank correlation with the paper's differences in test perplexity is" in text
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text
 

@@ -4,15 +4,18 @@ import csv
 import json
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from pictures import Page
 from run_files import HOSTILE, RESULTS, collect, make_finished_sweep, set_status
 
+from transformer_jax.api import report
 from transformer_jax.cli import main
+from transformer_jax.config import Paper
 from transformer_jax.config.loading import load_rows
+from transformer_jax.errors import UsageError
 from transformer_jax.reports import footnotes
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import COMPARISONS, SCORES, make_table, write_report
@@ -49,7 +52,7 @@ def test_names_and_reasons_are_plain_text_in_every_format(folder: Path) -> None:
     page = Page(files[0])
     assert HOSTILE in page.text
     assert "b" not in page.tags
-    assert page.tags.count("caption") == 3
+    assert page.tags.count("details") == page.tags.count("summary") == 6
     assert page.tags.count("figcaption") == 2
     # The page shows rounded scores.
     assert not re.search(r"\d\.\d{5}", page.text)
@@ -58,12 +61,65 @@ def test_names_and_reasons_are_plain_text_in_every_format(folder: Path) -> None:
     assert "<b>" not in "".join(files)
 
 
+def test_the_page_answers_before_it_shows_tables(folder: Path) -> None:
+    text = (folder / "index.html").read_text()
+    places = [
+        text.index(x)
+        for x in (
+            "Which of the 4 other rows differ from base",
+            "These answers are on the test set.",
+            "<figure>",
+            "<dt>worse: d_ff 34</dt>",
+            "<details>",
+            "<table>",
+        )
+    ]
+    assert places == sorted(places)
+    assert (folder / "ratios.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_report_can_have_another_baseline_and_only_one_set(sweep: Sweep) -> None:
+    other = report(sweep.path, split="dev", baseline="worse").results
+    assert other.base.name == "worse"
+    assert other.splits == ("dev",)
+    assert {x.status for x in other.statuses} == {"done", "failed"}
+    usual = report(sweep.path).results
+    assert usual.splits == ("dev", "test")
+    both = [other.compare("base", "bleu"), usual.compare("worse", "bleu")]
+    assert both[0].difference == pytest.approx(-(both[1].difference or 0.0))
+    # The test scores of these runs are the development scores plus a constant.
+    assert usual.compare("worse", "bleu", "test").difference == pytest.approx(both[1].difference)
+    with pytest.raises(UsageError, match="no row 'best'"):
+        report(sweep.path, baseline="best")
+
+
+def test_a_sweep_without_test_scores_cannot_be_reported_on_the_test_set(dev_sweep: Sweep) -> None:
+    assert report(dev_sweep.path).results.splits == ("dev",)
+    with pytest.raises(UsageError, match="has been scored on the test set"):
+        report(dev_sweep.path, split="test")
+
+
+def test_a_report_that_compares_nothing_with_the_paper_does_not_mention_it(
+    dev_sweep: Sweep,
+) -> None:
+    rows = {name: replace(row, paper=Paper()) for name, row in dev_sweep.rows.items()}
+    text = "".join(
+        path.read_text()
+        for path in write_report(collect(replace(dev_sweep, rows=rows))).iterdir()
+        if path.suffix in (".md", ".html")
+    )
+    notes = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", text, flags=re.DOTALL)
+    assert "newstest2013" not in notes
+    assert "the paper reports" not in notes
+    assert "as in the paper" not in notes
+
+
 def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
     folder: Path, sweep: Sweep
 ) -> None:
     links = Page((folder / "index.html").read_text()).links
-    # Two tables contain a link for each row, and one table contains a link for each run.
-    assert len(links) == 2 * len(RESULTS) + 3 * len(RESULTS)
+    # Three tables contain a link for each row, and one table contains a link for each run.
+    assert len(links) == 3 * len(RESULTS) + 3 * len(RESULTS)
     assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
     assert "../better/seed-2" in links
     assert (folder / "../better/seed-2").exists()
@@ -72,22 +128,28 @@ def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
     # These runs have no task scores and no tuned field, so the report omits these columns.
-    shown = [heading for heading in SCORES if heading not in ("test task", "tuned")]
+    # The files of these scores also lack brevity penalties.
+    omitted = ("test task", "tuned", "test precision", "test brevity")
+    shown = [heading for heading in SCORES if heading not in omitted]
     assert rows[0] == shown
     assert [len(row) for row in rows] == [len(shown)] * (len(RESULTS) + 1)
     assert [row[0] for row in rows[1:]] == list(RESULTS)
     latex = (folder / "table.tex").read_text()
-    assert latex.count(r" \\") == 2 * (len(RESULTS) + 1)
+    assert latex.count(r" \\") == 3 * (len(RESULTS) + 1)
     assert r"d\_ff 33" in latex
     assert r"4.10 $\pm$ 0.10" in latex
-    scores, comparisons, *_ = (folder / "table.md").read_text().split("\n\n")
-    for table, columns in ((scores, shown), (comparisons, COMPARISONS)):
+    parts = (folder / "table.md").read_text().split("\n\n")
+    written = [part for part in parts if part.startswith("| row |")]
+    # The set that decides comes before the development set.
+    for table, columns in zip(
+        written, (shown, COMPARISONS["test"], COMPARISONS["dev"]), strict=True
+    ):
         lines = table.splitlines()
         assert len(lines) == len(RESULTS) + 2
         assert all(line.count(" | ") == len(columns) - 1 for line in lines)
     # The report compares each row after the first with the first row, in perplexity and in BLEU.
     lines = read_csv(folder / "comparisons.csv")[1:]
-    assert [line[0] for line in lines] == 2 * list(RESULTS)[1:]
+    assert [line[0] for line in lines] == 4 * list(RESULTS)[1:]
     assert all(float(low) <= float(value) <= float(high) for _, _, value, low, high, *_ in lines)
 
 
@@ -105,7 +167,7 @@ def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> N
 
 
 def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
-    head, *rows = make_table(collect(sweep), COMPARISONS)
+    head, *rows = make_table(collect(sweep), COMPARISONS["test"])
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     number = r"[+-]\d+\.\d+"
     interval = rf"\[{number}, {number}\]"
@@ -114,7 +176,7 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     assert re.fullmatch(interval, better["Welch"])
     assert better["paper"] == "-0.054"
     assert better["verdict"] == "as in the paper"
-    assert better["dev BLEU to base"].startswith("+6.0 [")
+    assert better["test BLEU to base"].startswith("+6.00 [")
     signed = better["test BLEU to base by seed (p)"].split(", ")
     assert len(signed) == 3
     assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
@@ -194,8 +256,9 @@ def test_runs_that_failed_to_train_have_readable_scores(dev_sweep: Sweep) -> Non
     assert "perplexity" not in results.rows["base"].scores
     assert results.compare("worse", "perplexity").difference is None
     text = (folder / "table.md").read_text()
-    assert text.count("Failed to train") == 3
-    assert "base/seed-0, with a dev perplexity of inf." in text
+    # One note lists all runs.
+    assert text.count("Failed to train") == 1
+    assert "base/seed-0 (inf), base/seed-1 (inf), base/seed-2 (inf)." in text
 
 
 @pytest.mark.parametrize("value", ["8", None, [8], {"a": 8}, True])

@@ -1,0 +1,91 @@
+"""Test the sentences with which a report begins."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from example_configs import SMALL
+from run_files import collect, set_status, write_results
+
+from transformer_jax.config import Paper, Row
+from transformer_jax.reports.answers import answer, describe_reach, question, summarize
+from transformer_jax.reports.results import Results
+from transformer_jax.sweeps.plan import plan_sweep
+
+PAPERS = {"base": Paper(5.0, 25.0), "worse": Paper(6.0, 24.0), "equal": Paper(5.0, 25.0)}
+PERPLEXITIES = {"base": 4.0, "worse": 4.4, "equal": 4.0}
+
+
+def make_results(path: Path, noise: float) -> Results:
+    """Return results whose perplexities differ between seeds by about this much."""
+    rows = {
+        name: Row(SMALL.change(model={"d_ff": 32 + i}), paper)
+        for i, (name, paper) in enumerate(PAPERS.items())
+    }
+    sweep = plan_sweep(path / "s", rows, 3)
+    sweep.store()
+    for run in sweep.runs:
+        shift = noise * (list(rows).index(run.row) * run.seed % 3)
+        write_results(run, PERPLEXITIES[run.row] + shift, 10, splits=["dev"])
+        set_status(run, "done")
+    return collect(sweep)
+
+
+def test_a_report_asks_what_it_compares(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.001)
+    assert question(results) == (
+        "Which of the 2 other rows differ from base, and are the differences those in the paper?"
+    )
+    rows = dict(list(results.rows.items())[:2])
+    assert question(replace(results, rows=rows)).startswith("Does the other row differ from base")
+    assert question(replace(results, rows={"base": rows["base"]})) == "How good is base?"
+
+
+def test_each_row_has_one_sentence_with_its_intervals_and_the_papers_differences(
+    tmp_path: Path,
+) -> None:
+    results = make_results(tmp_path, 0.0001)
+    worse, equal = answer(results, "worse"), answer(results, "equal")
+    assert worse.startswith("Worse in perplexity (+10.0% [+")
+    assert "In the paper: +20.0% in perplexity (as in the paper); -1.0 in BLEU (" in worse
+    assert equal.startswith("Equal in perplexity (")
+    assert "+0.0% in perplexity (as in the paper)" in equal
+
+
+def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
+    first, perplexity, _ = summarize(make_results(tmp_path, 0.0001))
+    assert first == "These answers are on the development set."
+    assert perplexity == (
+        "Perplexity: of the rows in which the paper sees a difference (1), 1 agrees; of the rows "
+        "in which the paper sees no difference (1), 1 agrees."
+    )
+
+
+def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.1)
+    _, perplexity, _ = summarize(results)
+    assert "of the rows in which the paper sees no difference (1), 1 is out of reach." in perplexity
+    reach = describe_reach(results, "perplexity", "dev")
+    assert reach in perplexity
+    seeds = results.seeds_for_equivalence("perplexity", "dev")
+    assert seeds is not None
+    assert f"could be shown with {seeds:,} seeds for each row; the rows have 3." in reach
+
+
+def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.1)
+    single = collect(plan_sweep(tmp_path / "s", results.sweep.rows, 1))
+    assert answer(single, "worse").startswith("Unclear in perplexity (+10.0%, no interval)")
+    assert describe_reach(single, "perplexity", "dev") == ""
+    empty = replace(results.rows["worse"], scores={})
+    nothing = replace(results, rows={**results.rows, "worse": empty})
+    assert answer(nothing, "worse") == "not compared, because it has no scores."
+
+
+@pytest.mark.parametrize("paper", [Paper(), Paper(5.0)])
+def test_the_paper_is_compared_only_where_it_has_scores(tmp_path: Path, paper: Paper) -> None:
+    results = make_results(tmp_path, 0.0001)
+    rows = {name: replace(row, paper=paper) for name, row in results.rows.items()}
+    sentence = answer(replace(results, rows=rows), "worse")
+    assert ("In the paper" in sentence) is bool(paper.perplexity)
+    assert "in BLEU (as" not in sentence

@@ -1,0 +1,129 @@
+"""The answers of a report: one sentence for each row, and one for the report as a whole."""
+
+import math
+
+from transformer_jax.reports.results import MARGINS, PaperScore, Results, ScoredSplit
+from transformer_jax.reports.seed_statistics import Interval, RowComparison, Verdict
+
+LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
+# How one row, or several rows, compare with the paper.
+WORDS: dict[Verdict, tuple[str, str]] = {
+    "as in the paper": ("agrees", "agree"),
+    "differs": ("disagrees", "disagree"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "out of reach": ("is out of reach", "are out of reach"),
+}
+
+
+def question(results: Results) -> str:
+    """Return the question that a report answers."""
+    others = len(results.rows) - 1
+    if not others:
+        return f"How good is {results.base.name}?"
+    rows = f"which of the {others} other rows differ" if others > 1 else "does the other row differ"
+    paper = ", and are the differences those in the paper" if _has_paper(results) else ""
+    return f"{rows[0].upper()}{rows[1:]} from {results.base.name}{paper}?"
+
+
+def summarize(results: Results) -> list[str]:
+    """Return sentences on the report as a whole: the set that decides, and the paper's claims."""
+    split = results.splits[-1]
+    other = ""
+    if len(results.splits) > 1:
+        other = " Settings may have been chosen on the development set, which is reported below."
+    sentences = [f"These answers are on the {_name(split)} set.{other}"]
+    return sentences + [x for score in LABELS if (x := _compare_claims(results, score, split))]
+
+
+def answer(results: Results, name: str) -> str:
+    """Return one sentence on how a row compares with the first row, on the set that decides."""
+    split = results.splits[-1]
+    parts = []
+    for score, label in LABELS.items():
+        comparison = results.compare(name, score, split)
+        if comparison.difference is not None:
+            parts.append(f"{_judge(comparison, score)} in {label} ({_describe(comparison, score)})")
+    if not parts:
+        return "not compared, because it has no scores."
+    sentence = f"{'; '.join(parts)}."
+    sentence = f"{sentence[0].upper()}{sentence[1:]}"
+    verdicts = {score: results.verdict(name, score, split) for score in LABELS}
+    found = [
+        f"{_paper(results, name, score)} in {LABELS[score]} ({verdict})"
+        for score, verdict in verdicts.items()
+        if verdict
+    ]
+    return f"{sentence} In the paper: {'; '.join(found)}." if found else sentence
+
+
+def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> str:
+    """Return how many seeds would show that two rows are equally good, or "" if it is unknown."""
+    seeds = results.seeds_for_equivalence(score, split)
+    if seeds is None:
+        return ""
+    margin = f"{MARGINS[score]:g} {'ln ' if score == 'perplexity' else ''}{LABELS[score]}"
+    return (
+        f"Equal {LABELS[score]} on the {_name(split)} set, within {margin}, could be shown with "
+        f"{seeds:,} seeds for each row; the rows have {len(results.base.find(score, split))}."
+    )
+
+
+def _has_paper(results: Results) -> bool:
+    names = list(results.rows)[1:]
+    return any(results.paper_difference(x, score) is not None for x in names for score in LABELS)
+
+
+def _name(split: ScoredSplit) -> str:
+    return "development" if split == "dev" else "test"
+
+
+def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> str:
+    """Return how many of the paper's claims about one score are confirmed."""
+    verdicts: dict[bool, list[Verdict]] = {True: [], False: []}
+    for name in results.rows:
+        if (verdict := results.verdict(name, score, split)) is not None:
+            paper = results.paper_difference(name, score)
+            verdicts[abs(paper or 0.0) > MARGINS[score]].append(verdict)
+    parts = []
+    for sees_difference, found in verdicts.items():
+        if found:
+            sees = "a difference" if sees_difference else "no difference"
+            counts = [(found.count(x), words) for x, words in WORDS.items() if x in found]
+            listed = ", ".join(f"{n} {words[n > 1]}" for n, words in counts)
+            parts.append(f"of the rows in which the paper sees {sees} ({len(found)}), {listed}")
+    if not parts:
+        return ""
+    reach = describe_reach(results, score, split) if "out of reach" in verdicts[False] else ""
+    label = LABELS[score]
+    return f"{label[0].upper()}{label[1:]}: {'; '.join(parts)}. {reach}".strip()
+
+
+def _judge(comparison: RowComparison, score: PaperScore) -> str:
+    """Return whether a row is better or worse than the first row."""
+    if comparison.interval is None:
+        return "unclear"
+    low, high = comparison.interval if score == "perplexity" else _negate(comparison.interval)
+    if low > 0:
+        return "worse"
+    if high < 0:
+        return "better"
+    return "equal" if max(-low, high) < MARGINS[score] else "not clearly different"
+
+
+def _negate(interval: Interval) -> Interval:
+    return Interval(-interval.high, -interval.low)
+
+
+def _describe(comparison: RowComparison, score: PaperScore) -> str:
+    """Return the difference and its interval: in percent for perplexity, or in BLEU."""
+    values = [comparison.difference or 0.0, *(comparison.interval or ())]
+    if score == "perplexity":
+        difference, *ends = (f"{math.expm1(x):+.1%}" for x in values)
+    else:
+        difference, *ends = (f"{x:+.2f}" for x in values)
+    return f"{difference} [{', '.join(ends)}]" if ends else f"{difference}, no interval"
+
+
+def _paper(results: Results, name: str, score: PaperScore) -> str:
+    difference = results.paper_difference(name, score) or 0.0
+    return f"{math.expm1(difference):+.1%}" if score == "perplexity" else f"{difference:+z.1f}"

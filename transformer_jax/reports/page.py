@@ -1,0 +1,61 @@
+"""A report as one self-contained HTML page: the answers first, and then what they are based on."""
+
+import html
+from collections.abc import Mapping
+from importlib import resources
+
+from transformer_jax.reports.answers import answer, question, summarize
+from transformer_jax.reports.footnotes import STATISTICS, documentation_link, list_footnotes
+from transformer_jax.reports.results import Results
+
+
+def make_page(results: Results, figures: Mapping[str, str], tables: Mapping[str, str]) -> str:
+    """Return the page.
+
+    Args:
+        results: the results of the sweep.
+        figures: SVG images, keyed by caption. The first one is shown with the answers.
+        tables: HTML tables, keyed by title.
+    """
+    title = html.escape(results.sweep.path.resolve().name)
+    (first_caption, first), *others = figures.items()
+    folds = [
+        *(_fold(name, table) for name, table in tables.items()),
+        *(_fold("Figures", _figure(caption, svg)) for caption, svg in others),
+        _fold("Methods and notes", _list_notes(results)),
+    ]
+    sentences = "\n".join(f"<p>{html.escape(x)}</p>" for x in summarize(results))
+    style = resources.files("transformer_jax.reports").joinpath("page.css").read_text("utf-8")
+    return (
+        "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n"
+        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n<main>\n<h1>{title}</h1>\n"
+        f"<h2>{html.escape(question(results))}</h2>\n{sentences}\n"
+        f"{_figure(first_caption, first)}\n{_list_answers(results)}\n"
+        f"{''.join(folds)}</main>\n</html>\n"
+    )
+
+
+def _list_answers(results: Results) -> str:
+    lines = [
+        f"<dt>{html.escape(f'{name}: {row.change}' if row.change else name)}</dt>"
+        f"<dd>{html.escape(answer(results, name))}</dd>"
+        for name, row in list(results.rows.items())[1:]
+    ]
+    return "<dl>\n" + "\n".join(lines) + "\n</dl>" if lines else ""
+
+
+def _list_notes(results: Results) -> str:
+    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
+    if path := documentation_link(results.sweep.path / "report"):
+        notes = notes.replace(STATISTICS, f'<a href="{html.escape(path)}">{STATISTICS}</a>')
+    return f"<ul>\n{notes}\n</ul>"
+
+
+def _figure(caption: str, svg: str) -> str:
+    image = svg[svg.index("<svg") :]
+    return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _fold(title: str, content: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n{content}\n</details>\n"
