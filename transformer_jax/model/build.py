@@ -72,8 +72,8 @@ for _name, _scheme in {
 SCORES = Registry[MakeScore]("model.attention_score")
 SCORES.register("scaled_dot_product")(lambda _: scaled_dot_product)
 SCORES.register("dot_product")(lambda _: dot_product)
-SCORES.register("general")(General)
-SCORES.register("additive")(Additive)
+SCORES.register("general")(lambda _: General())
+SCORES.register("additive")(lambda _: Additive())
 
 ATTENTIONS = Registry[type[MultiHeadAttention]]("model.attention_implementation")
 ATTENTIONS.register("full")(MultiHeadAttention)

@@ -125,10 +125,10 @@ def from_marian(config: ModelConfig, arrays: Arrays, vocabulary: Vocabulary) -> 
             continue
         kernel, is_attention = np.ascontiguousarray(weight.T), "_attention" in module.name
         if is_attention and not module.reads_channels:
-            kernel = kernel.reshape(config.num_heads, config.d_v, -1)
+            kernel = kernel.reshape(-1, config.d_v, config.d_model)
         elif is_attention:
-            kernel = kernel.reshape(len(kernel), config.num_heads, -1)
-            bias = bias.reshape(config.num_heads, -1)
+            kernel = kernel.reshape(len(kernel), -1, config.d_k)
+            bias = bias.reshape(-1, config.d_k)
         params[f"{module.name}.kernel"] = kernel
         if config.attention_bias or not is_attention:
             params[f"{module.name}.bias"] = bias

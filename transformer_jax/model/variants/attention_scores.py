@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import dot_product, repeat_heads
 from transformer_jax.model.operations import normal, sum_dtype
 
@@ -18,15 +17,13 @@ from transformer_jax.model.operations import normal, sum_dtype
 class General(nn.Module):
     """The score q^T W k ("general" in Luong et al. 2015), with a Glorot-initialized W per head."""
 
-    config: ModelConfig
-
     @nn.compact
     def __call__(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
     ) -> Float[Array, "B H T S"]:
-        c = self.config
+        _, _, heads, width = query.shape
         init = nn.initializers.xavier_uniform(batch_axis=0)
-        matrix = self.param("matrix", init, (c.num_heads, c.d_k, c.d_k))
+        matrix = self.param("matrix", init, (heads, width, width))
         query = jnp.einsum("bthk,hkj->bthj", query, matrix.astype(query.dtype))
         return dot_product(query, key)
 
@@ -38,15 +35,13 @@ class Additive(nn.Module):
     initialized from N(0, 1/d_k).
     """
 
-    config: ModelConfig
-
     @nn.compact
     def __call__(
         self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
     ) -> Float[Array, "B H T S"]:
-        c = self.config
-        vector = self.param("vector", normal(c.d_k**-0.5), (c.num_heads, c.d_k))
-        return additive(query, repeat_heads(key, c.num_heads), vector)
+        _, _, heads, width = query.shape
+        vector = self.param("vector", normal(width**-0.5), (heads, width))
+        return additive(query, repeat_heads(key, heads), vector)
 
 
 # Recompute tanh in the backward pass, because its result, [B, H, T, S, K], is the largest array.

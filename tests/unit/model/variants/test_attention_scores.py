@@ -47,13 +47,12 @@ def test_a_score_equals_its_formula(name: str, formula: Any) -> None:
 def test_the_general_score_with_an_identity_matrix_is_the_dot_product() -> None:
     params = {"matrix": jnp.broadcast_to(jnp.eye(WIDTH), (HEADS, WIDTH, WIDTH))}
     expected = dot_product(QUERY, KEY)
-    np.testing.assert_allclose(apply(General(CONFIG), params, QUERY, KEY), expected, atol=1e-6)
+    np.testing.assert_allclose(apply(General(), params, QUERY, KEY), expected, atol=1e-6)
 
 
 def test_the_matrix_of_each_head_starts_glorot_uniform_by_itself() -> None:
-    config = replace(SMALL_MODEL, num_heads=8, d_k=32)
     x = normal(0, 1, 1, 8, 32)
-    matrix = np.asarray(initial_params(General(config), x, x)["matrix"])
+    matrix = np.asarray(initial_params(General(), x, x)["matrix"])
     bound = math.sqrt(6 / (32 + 32))
     assert matrix.shape == (8, 32, 32)
     assert 0.99 * bound < np.abs(matrix).max() <= bound
@@ -61,10 +60,10 @@ def test_the_matrix_of_each_head_starts_glorot_uniform_by_itself() -> None:
 
 def test_additive_scores_of_bfloat16_vectors_are_summed_in_float32() -> None:
     query, key = (x.astype(jnp.bfloat16) for x in (QUERY, KEY))
-    params = drawn_params(Additive(CONFIG), QUERY, KEY)
-    scores = apply(Additive(CONFIG), params, query, key)
+    params = drawn_params(Additive(), QUERY, KEY)
+    scores = apply(Additive(), params, query, key)
     assert scores.dtype == jnp.float32
-    expected = apply(Additive(CONFIG), params, *(x.astype(jnp.float32) for x in (query, key)))
+    expected = apply(Additive(), params, *(x.astype(jnp.float32) for x in (query, key)))
     np.testing.assert_array_equal(scores, expected)
 
 
