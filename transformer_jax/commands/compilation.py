@@ -16,7 +16,7 @@ from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import OutOfMemoryError, Setting, UsageError
 
 if TYPE_CHECKING:
-    from transformer_jax.compilation.check import Check
+    from transformer_jax.compilation.fit import Check
     from transformer_jax.compilation.programs import StepProgram
 
 
@@ -80,7 +80,7 @@ class Compile(FileCommand):
 
     def _checks(self, config: Config, targets: list[Target]) -> Iterator["Check"]:
         """Compile the training step for each target and each kind of parallelism."""
-        from transformer_jax.compilation.check import check_shapes, find_batch
+        from transformer_jax.compilation.fit import check_shapes, find_batch
         from transformer_jax.compilation.programs import check_attention
         from transformer_jax.compilation.shapes import assume_shapes, prepare_shapes
         from transformer_jax.compilation.topologies import make_devices

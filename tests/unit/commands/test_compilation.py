@@ -10,15 +10,14 @@ import pytest
 from compilers import compile_by_formula
 
 from transformer_jax.cli import main
-from transformer_jax.compilation import check, environment, fit, programs, topologies
+from transformer_jax.compilation import environment, fit, programs, topologies
 from transformer_jax.compilation.programs import StepProgram
 
 
 def set_compiler(
     monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., StepProgram] | None
 ) -> None:
-    for module in (check, fit):
-        monkeypatch.setattr(module, "compile_step", compiler)
+    monkeypatch.setattr(fit, "compile_step", compiler)
 
 
 @pytest.fixture(autouse=True)

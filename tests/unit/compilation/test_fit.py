@@ -5,9 +5,15 @@ from dataclasses import dataclass, field
 
 import jax
 import pytest
+from compilers import compile_by_formula
 
 from transformer_jax.compilation import fit
-from transformer_jax.compilation.fit import count_devices, find_largest_batch, find_suggestions
+from transformer_jax.compilation.fit import (
+    Check,
+    count_devices,
+    find_largest_batch,
+    find_suggestions,
+)
 from transformer_jax.compilation.programs import StepProgram
 from transformer_jax.compilation.shapes import full_bucket
 from transformer_jax.compilation.targets import Target, parse_target
@@ -168,3 +174,10 @@ def test_a_step_that_needs_more_than_four_devices_is_also_compiled_for_all(
     target = parse_target(f"h100:{num_devices}")
     assert count_devices(Config(), Bucket(24, 64, 64, 0), target, devices) == answer
     assert counts == tried
+
+
+def test_the_answer_names_the_program_that_needs_the_most_memory() -> None:
+    target = Target("v5e", (1, 1))
+    buckets = [Bucket(rows, 16, 16, 0) for rows in (8, 32, 16)]
+    programs = [compile_by_formula(Config(), target, [None], bucket) for bucket in buckets]
+    assert Check(target, "data", "", tuple(programs)).largest.rows == 32
