@@ -11,6 +11,7 @@ UNIT = ROOT / "tests" / "unit"
 # These files test something other than a module, a subpackage, or a config.
 OTHERS = {
     "analysis/test_head_mask.py": "parameters without some heads",
+    "model/variants/test_attention_scores.py": "attention scores with parameters",
     "model/variants/test_key_value_heads.py": "heads that share keys; foreign attention",
     "model/variants/test_output_bias.py": "the options of Marian models",
     "model/variants/test_positional_encodings.py": "variants of the encodings",

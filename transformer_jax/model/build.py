@@ -27,15 +27,16 @@ from transformer_jax.model.layers import (
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.model.variants import relative_positions
-from transformer_jax.model.variants.attention_scores import Additive, General
 from transformer_jax.model.variants.attention_window import WindowedAttention
 from transformer_jax.model.variants.fused_attention import BlockwiseAttention, CudnnAttention
 from transformer_jax.model.variants.sub_layers import (
     AddClampedPositions,
     AddConcatenatedSinusoids,
+    Additive,
     AddNothing,
     BiasedTransformer,
     GatedFeedForward,
+    General,
     NormAndAdd,
     rms_norm,
 )

@@ -1,19 +1,25 @@
 """Small modules that differ from the paper.
 
-They are norms, feed-forward networks, positional encodings, and a linear layer before the softmax.
-Shapes: B batch, T positions, D d_model, N vocab_size.
+They are norms, feed-forward networks, positional encodings, attention scores with parameters, and a
+linear layer before the softmax.
+
+Shapes: B batch, T positions or queries, S keys, D d_model, H heads, G heads of keys, K d_k, N
+vocab_size.
 """
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import dot_product, repeat_heads
 from transformer_jax.model.dropout import Dropout
 from transformer_jax.model.layers import AddAndNorm, FeedForward, MakeNorm
 from transformer_jax.model.linear import Dense
+from transformer_jax.model.operations import normal, sum_dtype
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
 from transformer_jax.model.transformer import Transformer
 
@@ -96,6 +102,47 @@ class AddClampedPositions(AddLearnedPositions):
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
         """Return the index of the table row for each position."""
         return jnp.minimum(positions, self.max_positions - 1)
+
+
+class General(nn.Module):
+    """The score q^T W k ("general" in Luong et al. 2015), with a Glorot-initialized W per head."""
+
+    @nn.compact
+    def __call__(
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
+    ) -> Float[Array, "B H T S"]:
+        _, _, heads, width = query.shape
+        init = nn.initializers.xavier_uniform(batch_axis=0)
+        matrix = self.param("matrix", init, (heads, width, width))
+        query = jnp.einsum("bthk,hkj->bthj", query, matrix.astype(query.dtype))
+        return dot_product(query, key)
+
+
+class Additive(nn.Module):
+    """The score v^T tanh(q + k), with one v for each head (Bahdanau et al. 2015).
+
+    The query and key projections correspond to W and U in that paper. The elements of v are
+    initialized from N(0, 1/d_k).
+    """
+
+    @nn.compact
+    def __call__(
+        self, query: Float[Array, "B T H K"], key: Float[Array, "B S G K"]
+    ) -> Float[Array, "B H T S"]:
+        _, _, heads, width = query.shape
+        vector = self.param("vector", normal(width**-0.5), (heads, width))
+        return additive(query, repeat_heads(key, heads), vector)
+
+
+# Recompute tanh in the backward pass, because its result, [B, H, T, S, K], is the largest array.
+@jax.checkpoint
+def additive(
+    query: Float[Array, "B T H K"], key: Float[Array, "B S H K"], vector: Float[Array, "H K"]
+) -> Float[Array, "B H T S"]:
+    """Return v^T tanh(q + k) for each query and key, in float32 or higher precision."""
+    query, key = (jnp.moveaxis(x.astype(sum_dtype(x)), 2, 1) for x in (query, key))
+    hidden = jnp.tanh(query[:, :, :, None] + key[:, :, None])
+    return jnp.sum(hidden * vector[None, :, None, None], axis=-1)
 
 
 class BiasedTransformer(Transformer):

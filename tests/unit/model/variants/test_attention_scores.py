@@ -13,7 +13,7 @@ from oracles import SMALL_MODEL, Floats, apply, drawn_params, floats, initial_pa
 
 from transformer_jax.model.attention import dot_product
 from transformer_jax.model.build import SCORES
-from transformer_jax.model.variants.attention_scores import Additive, General, additive
+from transformer_jax.model.variants.sub_layers import Additive, General, additive
 
 HEADS, WIDTH = 3, 4
 CONFIG = replace(SMALL_MODEL, num_heads=HEADS, d_k=WIDTH)
