@@ -148,8 +148,8 @@ RANGES: dict[str, Range] = {
     "log_every": INTEGER,
     "profile": (0, 10**9, (-1,)),
     "beam_size": (1, 1000, (0, 1001)),
-    "length_penalty_alpha": (0.0, 1e12, (-1e-9, math.inf, math.nan)),
-    "max_extra_length": (0, 10**9, (-1,)),
+    "length_penalty_alpha": (0.0, 5.0, (-1e-9, 5.1, math.inf, math.nan)),
+    "max_extra_length": (0, 10_000, (-1, 10_001)),
     "average_checkpoints": INTEGER,
 }
 

@@ -217,8 +217,11 @@ def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:
     """Return whether a stored evaluation used this decode config.
 
     The evaluation must not have averaged more checkpoints than the config requests, but a short run
-    may have fewer. `result` is the content of a scores.json file, so its values may be of any type.
+    may have fewer. The stored decode config contains the actual number. `result` is the content of
+    a scores.json file, so its values may be of any type.
     """
     averaged = result.get("average_checkpoints")
-    is_possible = isinstance(averaged, int) and averaged <= decode.average_checkpoints
-    return is_possible and result.get("decode") == dataclasses.asdict(decode)
+    if not isinstance(averaged, int) or not 1 <= averaged <= decode.average_checkpoints:
+        return False
+    own = dataclasses.replace(decode, average_checkpoints=averaged)
+    return result.get("decode") == dataclasses.asdict(own)

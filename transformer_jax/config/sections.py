@@ -28,6 +28,9 @@ from transformer_jax.special_tokens import BOS, PAD
 
 # The paper limits a translation's length to the source length plus 50 (section 6.1).
 MAX_EXTRA_LENGTH = 50
+# For a larger exponent, the penalty of a long translation exceeds the range of float32. All scores
+# would then be 0, so the shortest hypothesis would win.
+MAX_ALPHA = 5
 # The maximum value of `data.max_batch_shapes`.
 MAX_BATCH_SHAPES = 12
 # By default, each number below a million occurs on at most one line of the number_words corpus.
@@ -575,9 +578,9 @@ class DecodeConfig(ConfigSection):
     divided by the length penalty. `gnmt`, as in the paper, is
     ((5 + length) / 6)^alpha. `power`, which differs from the paper, is
     length^alpha."""
-    length_penalty_alpha: Annotated[float, at_least(0), ON_RESUME] = 0.6
+    length_penalty_alpha: Annotated[float, between(0, MAX_ALPHA), ON_RESUME] = 0.6
     """The exponent alpha of the length penalty. 0 disables the penalty."""
-    max_extra_length: Annotated[int, at_least(0), ON_RESUME] = MAX_EXTRA_LENGTH
+    max_extra_length: Annotated[int, between(0, 10_000), ON_RESUME] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Annotated[Literal["tensor2tensor", "any"], ON_RESUME] = "tensor2tensor"
     """Which hypotheses can finish at each step. With `tensor2tensor`, as in the

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,7 +173,7 @@ def evaluate_text(
         "step": run.step,
         "steps": list(run.steps),
         "average_checkpoints": len(run.steps),
-        "decode": asdict(translator.config),
+        "decode": asdict(replace(translator.config, average_checkpoints=len(run.steps))),
         "perplexity": perplexity(sentences),
         **asdict(scores),
         "compound_bleu": compound_bleu(tokenizer, hypotheses, text.references),

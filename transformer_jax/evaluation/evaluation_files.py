@@ -10,7 +10,7 @@ The folder contains these files:
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_jax.config import DecodeConfig
@@ -94,7 +94,7 @@ def find_result(
         "step": steps[-1],
         "steps": list(steps),
         "average_checkpoints": len(steps),
-        "decode": asdict(decode),
+        "decode": asdict(replace(decode, average_checkpoints=len(steps))),
     }
     path = folder.path / "evaluations" / folder_name(settings)
     result = read_json_object(path / "scores.json")

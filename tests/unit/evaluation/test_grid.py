@@ -135,7 +135,7 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
         (["--grid", "--averages", "2", "3"], "only 2 that can be averaged; pass --averages 2"),
         (["--grid", "--averages", "0"], "must be positive, got 0"),
         (["--grid", "--beam-sizes", "0"], "decode.beam_size must be from 1 to 1000"),
-        (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be at least 0"),
+        (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be from 0 to 5"),
     ],
     ids=str,
 )
@@ -212,3 +212,15 @@ def test_results_that_cannot_be_stored_are_still_returned(
     grid = Grid(beam_sizes=[1], averages=[1])
     with pytest.warns(Note, match="could not be saved"):
         assert evaluate_grid(RunFolder.open(copy), "dev", grid) == results[:1]
+
+
+def test_a_stored_result_contains_the_number_of_averaged_checkpoints(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    copy = replace(run, path=shutil.copytree(run.path, tmp_path / "copy"))
+    assert copy.config.decode.average_checkpoints == 1
+    for result in evaluate_grid(copy, "dev", Grid((1,), (0.6,), (1, 2))):
+        count = len(result["steps"])
+        assert result["decode"]["average_checkpoints"] == result["average_checkpoints"] == count
+        decode = DecodeConfig(**result["decode"])
+        assert find_result(copy, "dev", result["steps"], decode) is not None

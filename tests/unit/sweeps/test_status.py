@@ -48,7 +48,8 @@ def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> N
     def add(step: int, averaged: int) -> Path:
         folder = run.path / "evaluations" / f"test-step{step}-average{averaged}"
         folder.mkdir(parents=True)
-        scores = {"step": step, "average_checkpoints": averaged, "decode": decode}
+        own = {**decode, "average_checkpoints": averaged}
+        scores = {"step": step, "average_checkpoints": averaged, "decode": own}
         (folder / "scores.json").write_text(json.dumps(scores))
         return folder
 
