@@ -38,7 +38,7 @@ from transformer_jax.reports.results import Results, ScoredSplit
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.runs.versions import source_commit
 from transformer_jax.sweeps import slurm
-from transformer_jax.sweeps.launch import launch
+from transformer_jax.sweeps.launch import choose_group_sizes, launch
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.slots import find_slots
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
@@ -151,6 +151,8 @@ def sweep(
     rows: Sequence[str] | None = None,
     tune: tuple[str, Sequence[FieldValue]] | None = None,
     devices: int | None = None,
+    group: int | None = None,
+    runs_per_device: int = 1,
     retry_failed: bool = False,
     quiet: bool = False,
 ) -> Sweep:
@@ -168,6 +170,9 @@ def sweep(
             that has the lowest perplexity on the development set.
         devices: the number of accelerators (on a CPU, of concurrent runs) to use. Default: as many
             as possible.
+        group: the number of seeds of a row that train in one program. Default: on accelerators, as
+            many as the memory allows; on a CPU, 1.
+        runs_per_device: the number of processes that share each GPU and divide its memory.
         retry_failed: also retrain the runs that failed.
         quiet: do not print progress.
 
@@ -181,7 +186,8 @@ def sweep(
     tuning = None if tune is None else plan_tuning(named, *tune)
     planned = plan_sweep(local_path(path), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
-    check_finished(launch_sweep(planned, devices, retry_failed=retry_failed, quiet=quiet))
+    options = {"group": group, "runs_per_device": runs_per_device, "retry_failed": retry_failed}
+    check_finished(launch_sweep(planned, devices, quiet=quiet, **options))
     return Sweep.open(planned.path) if tuning else planned
 
 
@@ -201,19 +207,24 @@ def launch_sweep(
     planned: Sweep,
     devices: int | None = None,
     *,
+    group: int | None = None,
+    runs_per_device: int = 1,
     retry_failed: bool = False,
     step_timeout: float = 60.0,
     quiet: bool = False,
 ) -> list[RunStatus]:
     """Store a planned sweep, prepare its text, train and score its unfinished runs.
 
-    If a field is tuned, its trials come first.
+    If a field is tuned, its trials come first. See `sweep` for the arguments.
 
     Returns:
         The status of every run.
     """
     check_importable(planned)
-    slots, say = find_slots(devices), Console(quiet=True).print if quiet else stderr.print
+    if group is not None and group < 1:
+        raise UsageError(f"group must be positive, got {group}")
+    slots = find_slots(devices, runs_per_device)
+    say = Console(quiet=True).print if quiet else stderr.print
     planned.store()
     if any(read_status(run).status == "submitted" for run in planned.all_runs):
         # If a Slurm job no longer exists, mark its run as stopped, so that this machine trains it.
@@ -222,13 +233,19 @@ def launch_sweep(
         notes = prepare_texts(planned)
     for note in notes:
         say(note)
+    options = {"retry_failed": retry_failed, "step_timeout": step_timeout}
+
+    def launch_all(part: Sweep) -> list[RunStatus]:
+        sizes = dict.fromkeys(part.rows, group) if group else choose_group_sizes(part, slots)
+        return launch(part, slots, say, group_sizes=sizes, **options)
+
     if (trials := open_trials(planned)).runs:
-        launch(trials, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
+        launch_all(trials)
         planned = choose_values(planned)
         planned.store()
         if unscored := [run.name for run in open_trials(planned).runs]:
             raise SweepFailedError(f"these trials have no score: {', '.join(unscored)}")
-    return launch(planned, slots, say, retry_failed=retry_failed, step_timeout=step_timeout)
+    return launch_all(planned)
 
 
 def check_importable(planned: Sweep) -> None:

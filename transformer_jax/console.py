@@ -78,8 +78,10 @@ def format_for_shell(error: TransformerJaxError) -> str:
 class PlainConsole(Console):
     """A console that escapes control characters and otherwise prints text unchanged."""
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+    def __init__(self, *, stderr: bool = False, file: TextIO | None = None) -> None:
+        """Print to `file`, which defaults to a standard stream."""
+        plain = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
+        super().__init__(**plain, stderr=stderr, file=file)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
         """Escape control characters; see `rich.console.Console.render_str`.

@@ -26,7 +26,7 @@ from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.training import evaluation, loop
+from transformer_jax.training import evaluation, loop, member
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.step import TrainState, TrainStep
@@ -351,7 +351,7 @@ def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
 ) -> None:
     path = Path(shutil.copytree(half_run, tmp_path / "run"))
 
-    def run_out_of_memory(*_: Any) -> None:
+    def run_out_of_memory(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     with monkeypatch.context() as patch:
@@ -373,7 +373,7 @@ def test_an_out_of_memory_error_gives_options_that_make_the_run_resume(
 def test_an_evaluation_that_runs_out_of_memory_does_not_suggest_smaller_training_steps(
     half_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out_of_memory(*_: Any) -> None:
+    def run_out_of_memory(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     path = Path(shutil.copytree(half_run, tmp_path / "run"))
@@ -387,12 +387,12 @@ def test_an_evaluation_that_runs_out_of_memory_does_not_suggest_smaller_training
 def test_an_out_of_memory_error_suggests_remat_only_if_it_can_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
-    def run_out_of_memory(*_: Any) -> None:
+    def run_out_of_memory(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     config = dataclasses.replace(SMALL, model=ModelConfig(**model))
     folder = create_run(config, tmp_path / "run", QUIET)
-    monkeypatch.setattr(loop, "build_run_components", run_out_of_memory)
+    monkeypatch.setattr(member, "build_run_components", run_out_of_memory)
     with pytest.raises(OutOfMemoryError, match=r"gradient_accumulation_steps=2") as caught:
         loop.run_training(folder, QUIET)
     assert "remat" not in str(caught.value)

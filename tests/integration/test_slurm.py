@@ -177,7 +177,8 @@ def test_the_local_launcher_trains_only_runs_that_slurm_has_dropped(
     (cluster / "queue").write_text("70_0\n70_1\n")
     started = []
 
-    def start_worker(_: Sweep, run: SweepRun, *__: object) -> subprocess.Popen[bytes]:
+    def start_worker(_: Sweep, runs: list[SweepRun], *__: object) -> subprocess.Popen[bytes]:
+        [run] = runs
         started.append(run.name)
         write_status(run, "failed", note="tried")
         return subprocess.Popen(["true"])

@@ -213,6 +213,35 @@ def test_a_run_that_is_interrupted_before_its_first_step_resumes(tmp_path: Path)
     assert run_sweep(tmp_path, *options)[0] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_seeds_that_train_in_one_program_have_ordinary_runs(tmp_path: Path) -> None:
+    (tmp_path / "mended").touch()
+    options = ["--seeds", "2", "--rows", "base", "--group", "2", "--devices", "1"]
+    process = start_sweep(tmp_path, *options)
+    runs = [tmp_path / "sweeps" / "mine" / "base" / f"seed-{seed}" for seed in (0, 1)]
+    metrics = runs[1] / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    assert {s.status for s in statuses_in(tmp_path).values()} == {"running"}
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 75, err
+    for status in statuses_in(tmp_path).values():
+        assert status.status == "stopped"
+        assert status.note.endswith("repeat the sweep to resume")
+    code, out, err = run_sweep(tmp_path, *options)
+    assert code == 0, err
+    assert "base/seed-0, base/seed-1: on cpu 0" in err
+    assert "2 done" in out
+    for run in runs:
+        assert json.loads((run / "run.json").read_text())["group"] == 2
+        assert [x["step"] for x in metrics_of(run) if x["split"] == "dev"] == [12, 24]
+        log = run.with_name(f"{run.name}.log").read_text()
+        assert log.count("step 24/24  dev") == 1
+        assert f"run stored in {Path('sweeps/mine/base') / run.name}" in log
+        assert main(["evaluate", str(run), "--split", "dev"]) == 0
+
+
 def test_options_of_rows_apply_before_options_of_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +301,9 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
         (["mine.py", "--rows", "A"], "no row 'A'"),
         (["mine.py", "--seeds", "0"], "seeds must be positive"),
         (["mine.py", "--devices", "many"], "--devices must be"),
+        (["mine.py", "--group", "0"], "--group must be positive, got 0"),
+        (["mine.py", "--launcher", "slurm", "--group", "2"], "need --launcher local"),
+        (["mine.py", "--runs-per-device", "2"], "several runs can share a GPU, but not a CPU"),
         (["mine.py", "--step-timeout", "nan"], "--step-timeout must be positive, got nan"),
         (["mine.py", "--scale", "huge"], "--scale must be one of"),
         (["mine.py", "--data-from", "nowhere"], "no config file nowhere"),

@@ -27,6 +27,7 @@ from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import loop
 from transformer_jax.training.checkpointing import checkpoint_arrays
 from transformer_jax.training.create_run import create_run
+from transformer_jax.training.joint import JointStep
 from transformer_jax.training.loop import run_training
 from transformer_jax.training.sharding import DataParallel, PmapDataParallel
 from transformer_jax.training.step import TrainState, TrainStep, init_state
@@ -107,6 +108,10 @@ class SharedStep(TrainStep):
     """A step whose programs several runs share. A plain `TrainStep` is compiled for each run."""
 
 
+class SharedJointStep(JointStep):
+    """A step of several runs whose programs are shared."""
+
+
 @contextmanager
 def share_compiled_steps() -> Iterator[None]:
     """Let the runs in this process reuse each other's compiled steps until the context exits."""
@@ -115,11 +120,14 @@ def share_compiled_steps() -> Iterator[None]:
     def make_shared_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
         return SharedStep(model, dataclasses.replace(config, **UNRELATED))
 
+    def make_shared_joint_step(model: EncoderDecoder, config: TrainConfig) -> JointStep:
+        return SharedJointStep(model, dataclasses.replace(config, **UNRELATED))
+
     def share(compile_step: Compile) -> Compile:
         def compile_once(
             sharding: DataParallel, step: TrainStep, state: TrainState, batch: Batch
         ) -> jax.stages.Compiled:
-            if not isinstance(step, SharedStep):
+            if not isinstance(step, SharedStep | SharedJointStep):
                 return compile_step(sharding, step, state, batch)
             shapes = tuple(tokens.shape for tokens in batch)
             key = type(sharding), tuple(sharding.devices), step, shapes
@@ -131,6 +139,7 @@ def share_compiled_steps() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "TrainStep", make_shared_step)
+        patch.setattr(loop, "JointStep", make_shared_joint_step)
         for kind in (DataParallel, PmapDataParallel):
             patch.setattr(kind, "compile", share(kind.compile))
         yield

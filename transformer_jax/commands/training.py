@@ -245,8 +245,10 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
             stdout.print(f"{original.path} is reproduced: all parameters are bit-identical")
             return
         stored = (old.metadata(step).get("environment", {}) for step in steps)
-        recorded = [original.versions, original.environment, *stored]
+        group = {"runs in the program": str(original.group)}
+        recorded = [original.versions, original.environment, *stored, group]
         now = {**copy.versions, **new.metadata(steps[-1]).get("environment", {})}
+        now["runs in the program"] = str(copy.group)
     changes = [change for before in recorded for change in describe_changes(before, now)]
     also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
     raise NotReproducedError(

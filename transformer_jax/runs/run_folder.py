@@ -86,6 +86,8 @@ class RunFolder:
     package: Package | None = None
     """How the run was packaged, or None if it is not packaged. Training cannot resume from a
     packaged run."""
+    group: int = 1
+    """The largest number of runs, including this one, that one program trained together."""
 
     @property
     def checkpoints(self) -> Path:
@@ -165,7 +167,8 @@ class RunFolder:
             config = Config.from_dict(data["config"])
             vocabulary = read_vocabulary(path, data)
             package = Package.from_dict(data["package"]) if "package" in data else None
-            return cls(path, config, vocabulary, str(data["data"]["fingerprint"]), package)
+            fingerprint, group = str(data["data"]["fingerprint"]), int(data.get("group", 1))
+            return cls(path, config, vocabulary, fingerprint, package, group)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except (OSError, AttributeError, *INVALID_JSON, ConfigError, DataError) as error:
@@ -276,7 +279,8 @@ class RunFolder:
     def store(self) -> None:
         """Write the config to disk if it has changed."""
         with storage_errors(f"{self.path} cannot be written"):
-            if RunFolder.open(self.path).config != self.config:
+            stored = RunFolder.open(self.path)
+            if (stored.config, stored.group) != (self.config, self.group):
                 self._write_description(current_versions(), self._read_description())
 
     def _write_description(self, versions: Mapping[str, str], recorded: JsonObject) -> None:
@@ -291,6 +295,7 @@ class RunFolder:
             "versions": versions,
             **({"environment": environment} if environment else {}),
             **({"parts": parts} if parts else {}),
+            **({"group": self.group} if self.group > 1 else {}),
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)

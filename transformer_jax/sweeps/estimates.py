@@ -1,26 +1,43 @@
-"""Estimate the time, the disk space, and the number of devices that a sweep needs."""
+"""Estimate the time, the disk space, the memory, and the number of devices that a sweep needs.
 
+`python -m transformer_jax.sweeps.estimates SWEEP` prints the bytes of device memory that a run of
+each row needs, as JSON.
+"""
+
+import json
+import sys
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from transformer_jax import progress
 from transformer_jax.baselines.build import build_model
 from transformer_jax.compilation.fit import count_devices
 from transformer_jax.compilation.programs import check_attention
-from transformer_jax.compilation.shapes import assume_shapes, largest_bucket
+from transformer_jax.compilation.shapes import (
+    assume_shapes,
+    count_residuals,
+    largest_bucket,
+    prepare_shapes,
+)
 from transformer_jax.compilation.targets import Target
 from transformer_jax.compilation.topologies import make_devices
 from transformer_jax.config import Config
+from transformer_jax.config.loading import import_inherited
+from transformer_jax.data.batches import Bucket
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.training.checkpointing import checkpoint_arrays
-from transformer_jax.training.flops import peak_flops, train_flops
+from transformer_jax.training.flops import peak_flops, plain_config, train_flops
 from transformer_jax.training.step import init_state
 
 # The fraction of a device's peak FLOP/s that training is assumed to reach.
 ASSUMED_UTILIZATION = 0.3
+# How much more memory the backward pass needs than the values that the forward pass stores for it.
+MEMORY_MARGIN = 1.5
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
@@ -62,6 +79,22 @@ def estimate_bytes(config: Config) -> int:
     # The latest and the best checkpoints may be kept in addition to the last `keep_checkpoints`
     # scheduled ones.
     return checkpoint_bytes * (config.train.keep_checkpoints + 2)
+
+
+def estimate_memory(config: Config, buckets: list[Bucket]) -> int:
+    """Estimate the bytes of device memory that training on batches of these shapes needs.
+
+    The estimate counts the state, the gradient, and what the largest batch's forward pass stores,
+    with a margin for temporary arrays.
+    """
+    data, train = config.data, config.train
+    model = build_model(plain_config(config.model), data.vocab_size, data.source_vocab_size)
+    state = jax.eval_shape(lambda: init_state(model, train))
+    leaves = [*jax.tree.leaves(state), *jax.tree.leaves(state.params)]
+    fixed = sum(x.size * x.dtype.itemsize for x in leaves)
+    num_stored = count_residuals(model, largest_bucket(config, buckets))
+    stored = num_stored * jnp.dtype(model.config.dtype).itemsize
+    return fixed + int(MEMORY_MARGIN * stored / train.gradient_accumulation_steps)
 
 
 # The number of devices that each row needs, or None if the target has too few devices.
@@ -106,3 +139,15 @@ def describe_counts(counts: Counts, target: Target) -> str:
             verb += f" {count} {unit}s" + (" each" if len(names) > 1 else "")
         sentences.append(f"{subject} {verb}")
     return "; ".join(sentences)
+
+
+def main(path: str) -> None:
+    """Print the memory estimates of a stored sweep's rows."""
+    import_inherited()
+    shapes = {name: prepare_shapes(row.config) for name, row in Sweep.open(Path(path)).rows.items()}
+    needed = {name: estimate_memory(x.config, x.buckets) for name, x in shapes.items()}
+    print(json.dumps(needed))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,21 +1,23 @@
-"""Run a sweep on this machine, with one worker process per accelerator or set of CPU cores.
+"""Run a sweep on this machine, with one worker process per slot: an accelerator, or CPU cores.
 
-A failed run does not affect the others. This module does not import JAX, which would reserve device
+A worker trains one run, or a few runs that differ only in their seeds, in one program. A failed run
+does not affect the others. This module does not import JAX, which would reserve device
 memory that the workers need.
 """
 
+import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, storage_errors
 from transformer_jax.files import read_json_object
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.signals import handle_signals
-from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
 from transformer_jax.sweeps.slots import Slot
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
@@ -29,6 +31,8 @@ from transformer_jax.sweeps.status import (
 POLL_SECONDS = 0.2
 # After SIGTERM, a worker must save its progress and exit within this many seconds.
 STOP_SECONDS = 120.0
+# More runs in one program hardly increase the throughput.
+MAX_GROUP_SIZE = 16
 
 
 def launch(
@@ -36,10 +40,14 @@ def launch(
     slots: Sequence[Slot],
     report: Callable[[str], None],
     *,
+    group_sizes: Mapping[str, int] | None = None,
     retry_failed: bool = False,
     step_timeout: float = 60.0,
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
+
+    `group_sizes` contains, for each row, how many of its runs can train in one program. The default
+    is 1.
 
     If another process on this machine is still training a run, this function waits for that process
     to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends,
@@ -55,15 +63,16 @@ def launch(
     with handle_signals(lambda number, _: signals.append(number)):
         try:
             while (queue and not signals) or pool.workers:
-                while pool.free and not signals and (run := queue.pop()) is not None:
-                    report(f"{run.name}: on {pool.start(run).name}")
+                while pool.free and not signals and (runs := queue.pop_group(group_sizes or {})):
+                    report(f"{', '.join(run.name for run in runs)}: on {pool.start(runs).name}")
                 time.sleep(POLL_SECONDS)
                 if signals:
                     pool.stop()
-                for run, worker in pool.remove_ended():
-                    status = _settle_status(run, worker, is_stopping=bool(signals))
-                    if not queue.defer_if_running(status):
-                        report(f"{run.name}: {status.summary}")
+                for runs, worker in pool.remove_ended():
+                    for run in runs:
+                        status = _settle_status(run, worker, is_stopping=bool(signals))
+                        if not queue.defer_if_running(status):
+                            report(f"{run.name}: {status.summary}")
         finally:
             pool.stop()
     if signals:
@@ -72,6 +81,27 @@ def launch(
             f"{name}: all runs are saved; run the same command to resume the sweep"
         )
     return [read_status(run) for run in sweep.runs]
+
+
+def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
+    """Return how many runs of each row of a stored sweep should train in one program.
+
+    On accelerators, the result is as large as the memory allows, unless slots would stay free. On
+    CPUs, where larger programs are not faster, the result is empty, which means 1 for each row.
+    """
+    memory = min((slot.memory or 0 for slot in slots), default=0)
+    num_unfinished = sum(read_status(run).status != "done" for run in sweep.runs)
+    most = min(MAX_GROUP_SIZE, -(-num_unfinished // len(slots)))
+    if not memory or most < 2:
+        return {}
+    # Estimate in a child process, because JAX would reserve the memory of the accelerator.
+    command = train_command([str(sweep.path)], "transformer_jax.sweeps.estimates")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if child.returncode:
+        return {}
+    needed: dict[str, int] = json.loads(child.stdout.splitlines()[-1])
+    return {row: max(1, min(most, memory // size)) for row, size in needed.items()}
 
 
 class _Queue:
@@ -90,12 +120,30 @@ class _Queue:
     def __bool__(self) -> bool:
         return bool(self._pending or self._ending)
 
-    def pop(self) -> SweepRun | None:
-        """Remove and return a pending run that is not being trained, or None if no run is ready."""
+    def pop_group(self, sizes: Mapping[str, int]) -> tuple[SweepRun, ...]:
+        """Remove and return pending runs that one worker can train, or () if no run is ready.
+
+        `sizes` contains the maximum number of such runs for each row.
+        """
+        first = self.pop()
+        if first is None:
+            return ()
+        runs = [first]
+        while len(runs) < sizes.get(first.row, 1) and (other := self.pop(first)) is not None:
+            runs.append(other)
+        return tuple(runs)
+
+    def pop(self, first: SweepRun | None = None) -> SweepRun | None:
+        """Remove and return a pending run that is not being trained, or None if no run is ready.
+
+        If `first` is given, the run must be suitable for training together with it.
+        """
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
         for run in list(self._pending):
+            if first is not None and not can_train_together(first, run):
+                continue
             # A trainer whose worker was killed saves a checkpoint before it releases the lock.
             if self._is_pending(run) and (holder := describe_holder(run.path)):
                 self._report_wait(run, holder)
@@ -132,29 +180,29 @@ class _Pool:
     def __init__(self, sweep: Sweep, slots: Sequence[Slot], step_timeout: float) -> None:
         self._sweep = sweep
         self._step_timeout = step_timeout
-        self.workers: dict[SweepRun, tuple[Slot, subprocess.Popen[bytes]]] = {}
+        self.workers: dict[tuple[SweepRun, ...], tuple[Slot, subprocess.Popen[bytes]]] = {}
         # If an earlier launcher was killed, its workers keep their slots until they exit.
         running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
         self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
         self.free = [slot for slot in slots if slot.name not in running]
 
-    def start(self, run: SweepRun) -> Slot:
-        """Start a worker for the run in a free slot and return the slot."""
+    def start(self, runs: tuple[SweepRun, ...]) -> Slot:
+        """Start a worker for the runs in a free slot and return the slot."""
         slot = self.free.pop(0)
-        self.workers[run] = slot, start_worker(self._sweep, run, slot, self._step_timeout)
+        self.workers[runs] = slot, start_worker(self._sweep, runs, slot, self._step_timeout)
         return slot
 
-    def remove_ended(self) -> list[tuple[SweepRun, subprocess.Popen[bytes]]]:
+    def remove_ended(self) -> list[tuple[tuple[SweepRun, ...], subprocess.Popen[bytes]]]:
         """Free the slots of workers that have exited.
 
-        Return the run and the process of each exited worker that this pool started.
+        Return the runs and the process of each exited worker that this pool started.
         """
         ended = []
-        for run, (slot, process) in list(self.workers.items()):
+        for runs, (slot, process) in list(self.workers.items()):
             if process.poll() is not None:
-                del self.workers[run]
+                del self.workers[runs]
                 self.free.append(slot)
-                ended.append((run, process))
+                ended.append((runs, process))
         orphans = [run for run in self._orphans if read_status(run).status != "running"]
         self.free += map(self._orphans.pop, orphans)
         return ended
@@ -174,6 +222,14 @@ class _Pool:
                 process.wait()
 
 
+def can_train_together(first: SweepRun, run: SweepRun) -> bool:
+    """Return whether one program can train both runs: they are untrained and differ in the seed."""
+    is_same = run.config.change(train={"seed": first.seed}) == first.config
+    # `jax.pmap` cannot be part of a larger program.
+    is_possible = is_same and run.config.train.parallelism != "pmap"
+    return is_possible and not any(read_status(x).finished for x in (first, run))
+
+
 def _settle_status(
     run: SweepRun, worker: subprocess.Popen[bytes], *, is_stopping: bool
 ) -> RunStatus:
@@ -190,10 +246,14 @@ def _settle_status(
 
 
 def start_worker(
-    sweep: Sweep, run: SweepRun, slot: Slot, step_timeout: float
+    sweep: Sweep, runs: Sequence[SweepRun], slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
-    """Start a worker process that runs the remaining phases of a run."""
-    arguments = [str(sweep.path), run.name, str(step_timeout)]
+    """Start a worker process that runs the remaining phases of one or more runs.
+
+    The first run's log receives the output of the process.
+    """
+    names = NAME_SEPARATOR.join(run.name for run in runs)
+    arguments = [str(sweep.path), names, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")
     # Shortly before the time limit, Slurm sends SIGUSR2 to all processes. Workers ignore the
     # signal, because the launcher handles it. The command uses the shell's `trap`, because
@@ -203,7 +263,8 @@ def start_worker(
     environment = {**os.environ, **slot.environment, SLOT_VARIABLE: slot.name}
     if slot.cores is not None:
         environment[CORES_VARIABLE] = ",".join(map(str, sorted(slot.cores)))
-    with storage_errors(f"{run.log_file} cannot be written"), run.log_file.open("ab") as log:
+    log_file = runs[0].log_file
+    with storage_errors(f"{log_file} cannot be written"), log_file.open("ab") as log:
         return subprocess.Popen(  # noqa: S603 - runs this package
             command,
             env=environment,

@@ -38,6 +38,8 @@ from transformer_jax.registry import check_registered, describe_foreign
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# A character that no row's name contains, for lists of runs.
+NAME_SEPARATOR = ","
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
-"""Divide this machine into slots, each of which executes one run at a time."""
+"""Divide this machine into slots, each of which executes one worker at a time."""
 
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transformer_jax.errors import BackendError, UsageError
+from transformer_jax.errors import BackendError, Setting, UsageError
 
+# This program prints the backend, the number of devices, and the bytes that JAX can use on each.
 COUNT_DEVICES = """
 import json, sys, jax
 from transformer_jax.backend import start_backend
@@ -19,30 +20,41 @@ try:
     start_backend()
 except BackendError as error:
     sys.exit(str(error))
-print(json.dumps([jax.default_backend(), jax.local_device_count()]))
+devices = jax.local_devices()
+size = (devices[0].memory_stats() or {}).get("bytes_limit")
+print(json.dumps([jax.default_backend(), len(devices), size]))
 """
+MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# The default value of that variable.
+DEFAULT_FRACTION = 0.75
+# Several processes on one GPU divide this fraction of its memory. The rest is for their kernels.
+SHARED_FRACTION = 0.9
 # The assumed memory usage of a run on the CPU, in bytes.
 CPU_RUN_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
 class Slot:
-    """An accelerator or a set of CPU cores that executes one run at a time."""
+    """An accelerator, a share of one, or a set of CPU cores, for one worker at a time."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that select the slot's device."""
     cores: frozenset[int] | None = None
     """The slot's CPU cores, or None for all cores."""
+    memory: int | None = None
+    """The bytes that JAX can use on the slot's accelerator, or None if they are not known."""
 
 
-def find_slots(limit: int | None = None) -> list[Slot]:
+def find_slots(limit: int | None = None, runs_per_device: int = 1) -> list[Slot]:
     """Return one slot per accelerator, or as many CPU slots as the cores and memory allow.
 
-    If `limit` is set, return that many slots, regardless of the available memory.
+    If `limit` is set, use that many accelerators or CPU slots, regardless of the available memory.
+    With several runs per device, each GPU has several slots, which divide its memory.
 
     Raises:
-        UsageError: `limit` is not between 1 and the number of accelerators or CPU cores.
+        UsageError: `limit` is not between 1 and the number of accelerators or CPU cores, or
+            `runs_per_device` is not 1, but there is no GPU.
         BackendError: JAX cannot start.
     """
     # Count the devices in a child process, so that JAX does not reserve their memory in this one.
@@ -52,8 +64,35 @@ def find_slots(limit: int | None = None) -> list[Slot]:
     if child.returncode:
         reason = (errors.splitlines() or ["no message"])[-1]
         raise BackendError(reason)
-    backend, num_devices = json.loads(child.stdout.splitlines()[-1])
-    return make_slots(backend, num_devices, limit)
+    backend, num_devices, memory = json.loads(child.stdout.splitlines()[-1])
+    slots = make_slots(backend, num_devices, limit)
+    if backend != "cpu":
+        slots = [replace(slot, memory=memory) for slot in slots]
+    return slots if runs_per_device == 1 else share_slots(backend, slots, runs_per_device)
+
+
+def share_slots(backend: str, slots: Sequence[Slot], count: int) -> list[Slot]:
+    """Divide each GPU into `count` slots; raise UsageError if this is impossible."""
+    if count < 1:
+        raise UsageError(f"runs_per_device must be positive, got {count}")
+    if backend != "gpu":
+        raise UsageError(
+            f"several runs can share a GPU, but not a {backend.upper()}: omit ",
+            Setting("runs_per_device", count),
+        )
+    own = os.environ.get(MEMORY_FRACTION)
+    before = float(own or DEFAULT_FRACTION)
+    fraction = (before if own else SHARED_FRACTION) / count
+    return [
+        replace(
+            slot,
+            name=f"{slot.name} ({part} of {count})",
+            environment={**slot.environment, MEMORY_FRACTION: f"{fraction:.3f}"},
+            memory=None if slot.memory is None else int(slot.memory * fraction / before),
+        )
+        for part in range(1, count + 1)
+        for slot in slots
+    ]
 
 
 def make_slots(backend: str, num_devices: int, limit: int | None = None) -> list[Slot]:

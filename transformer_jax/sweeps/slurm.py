@@ -69,7 +69,7 @@ class Task:
         _await_submission(run)
         self._progress_at_start = _measure_progress(run)
         signal.signal(signal.SIGTERM, lambda *_: self._end_worker())
-        self._process = start_worker(sweep, run, Slot("slurm"), self.step_timeout)
+        self._process = start_worker(sweep, [run], Slot("slurm"), self.step_timeout)
         if self._is_ending:
             self._end_worker()
         _await_exit(self._process)

@@ -102,12 +102,15 @@ def write_status(
     job: str | None = None,
     note: str = "",
     exit_code: int = 0,
+    process: int | None = None,
 ) -> None:
-    """Write a run's status and record this process as its writer. `RunStatus` describes the fields.
+    """Write a run's status. `RunStatus` describes the fields.
 
     If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
-    process's Slurm job.
+    process's Slurm job, and `process`, the ID of the process that the status is about, to this
+    process.
     """
+    process = os.getpid() if process is None else process
     changes = {"phase": phase, "finished": finished}
     content = read_json_object(run.status_file) | {
         **{key: value for key, value in changes.items() if value is not None},
@@ -117,8 +120,8 @@ def write_status(
         "exit_code": exit_code,
         "slot": os.environ.get(SLOT_VARIABLE, ""),
         "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_start": _process_start(os.getpid()),
+        "pid": process,
+        "process_start": _process_start(process),
         "time": time.time(),
     }
     with storage_errors(f"{run.status_file} cannot be written"):

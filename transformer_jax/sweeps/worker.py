@@ -1,12 +1,14 @@
-"""Train and score the model of one run of a sweep, in a process that a launcher starts.
+"""Train and score the models of runs of a sweep, in a process that a launcher starts.
 
-The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`.
+The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. With
+several runs, separated by commas, the worker trains them in one program.
 """
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformer_jax.config.loading import import_inherited
@@ -14,13 +16,14 @@ from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
 from transformer_jax.errors import (
     LostProcessError,
+    OutOfMemoryError,
     RunInterrupted,
     StorageError,
     TransformerJaxError,
 )
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.signals import handle_signals
-from transformer_jax.sweeps.plan import Sweep, SweepRun
+from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
     current_slurm_job,
@@ -35,38 +38,91 @@ SCORING_TIMEOUT = 4 * 3600.0
 MAX_NOTE_LENGTH = 300
 
 
-def run_worker(run: SweepRun, step_timeout: float) -> int:
-    """Run the remaining phases of a run; return the exit code of the phase that failed, or 0.
+def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
+    """Run the remaining phases of runs; return the exit code of a phase that failed, or 0.
 
-    The first phase, "train", trains the model. The other phases score the dev split and, if there
-    is one and the run is not a trial, the test split.
+    The first phase, "train", trains the models, all of them in one program. The other phases score
+    each run on the dev split and, if there is one and the run is not a trial, the test split.
     """
+    runs = [run for run in runs if not _is_running_elsewhere(run)]
+    signals: list[int] = []
+    codes = [_train_together(runs, step_timeout, signals)] if len(runs) > 1 else []
+    # A run that failed, or that a signal stopped, has a final status.
+    unfinished = [run for run in runs if len(runs) == 1 or read_status(run).status == "running"]
+    codes += [_finish(run, step_timeout, signals) for run in unfinished]
+    return next(filter(None, codes), 0)
+
+
+def _is_running_elsewhere(run: SweepRun) -> bool:
+    """Return whether another launcher has already started a worker for this run."""
     status = read_status(run)
     # A requeued Slurm job resumes its own run, even if the previous node left the run's status
     # as "running".
     is_own_job = bool(status.job) and status.job == current_slurm_job()
-    if status.status == "running" and not is_own_job:
-        # Another launcher has already started a worker for this run.
-        return 0
-    finished = list(status.finished)
-    signals: list[int] = []
+    return status.status == "running" and not is_own_job
+
+
+def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
+    """Run the remaining phases of one run; return the exit code of the phase that failed, or 0."""
+    finished = list(read_status(run).finished)
     for phase in SPLITS:
         if phase in finished or (phase == "test" and (run.is_trial or not _has_test_set(run))):
             continue
+        if signals:
+            write_status(run, "stopped", note="stopped before the next phase")
+            return RunInterrupted.exit_code
         write_status(run, "running", phase=phase, finished=finished)
         if phase == "train":
             code, note = _train(run, step_timeout, signals)
         else:
             code, note = _evaluate(run, phase, signals)
         if code:
-            if not note:
-                lines = run.log_file.read_text("utf-8", "replace").split("\n")
-                note = next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
+            note = note or _last_line(run)
             write_status(run, "stopped" if signals else "failed", note=note, exit_code=code)
             return code
         finished.append(phase)
     write_status(run, "done", phase="", finished=finished)
     return 0
+
+
+def _last_line(run: SweepRun) -> str:
+    """Return the end of the last line of the run's log that is not blank."""
+    lines = run.log_file.read_text("utf-8", "replace").split("\n")
+    return next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
+
+
+def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list[int]) -> int:
+    """Train untrained runs in one program; return the exit code.
+
+    Afterward, the status of each run is "running" if it is trained, or "failed" or "stopped". If
+    the device does not have enough memory, train each half of the runs.
+    """
+    for run in runs:
+        write_status(run, "running", phase="train", finished=[])
+    if len(runs) == 1:
+        code, note = _train(runs[0], step_timeout, signals)
+        if code == 0:
+            write_status(runs[0], "running", phase="train", finished=["train"])
+    else:
+        names = NAME_SEPARATOR.join(run.name for run in runs)
+        sweep = runs[0].path.parents[runs[0].name.count("/")]
+        arguments = [str(sweep), names]
+        command = train_command(arguments, "transformer_jax.sweeps.joint")
+        code, note = _supervise(command, runs[0], step_timeout, signals)
+    untrained = [run for run in runs if _is_untrained(run)]
+    if code == OutOfMemoryError.exit_code and len(untrained) > 1 and not signals:
+        half = len(untrained) // 2
+        parts = untrained[:half], untrained[half:]
+        return max(_train_together(part, step_timeout, signals) for part in parts)
+    for run in untrained:
+        status = "stopped" if signals else "failed"
+        write_status(run, status, note=note or _last_line(run), exit_code=code)
+    return code
+
+
+def _is_untrained(run: SweepRun) -> bool:
+    status = read_status(run)
+    return status.status != "failed" and "train" not in status.finished
 
 
 def _has_test_set(run: SweepRun) -> bool:
@@ -87,9 +143,16 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
         arguments = ["train", str(run.config_file), "--out", str(run.path)]
+    return _supervise(train_command([*arguments, "--supervise"]), run, step_timeout, signals)
+
+
+def _supervise(
+    command: Sequence[str], run: SweepRun, step_timeout: float, signals: list[int]
+) -> tuple[int, str]:
+    """Supervise a trainer; return the exit code and a note."""
     try:
         code = supervise(
-            train_command([*arguments, "--supervise"]),
+            command,
             run.path,
             step_timeout=step_timeout,
             phase_timeout=PHASE_TIMEOUT,
@@ -133,13 +196,15 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
     return code, ""
 
 
-def main(sweep_path: str, run_name: str, step_timeout: str) -> int:
+def main(sweep_path: str, run_names: str, step_timeout: str) -> int:
     """Run the worker with the given command-line arguments; return the exit code."""
     import_inherited()
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         # Child processes inherit this CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    return run_worker(Sweep.open(Path(sweep_path)).find(run_name), float(step_timeout))
+    sweep = Sweep.open(Path(sweep_path))
+    runs = [sweep.find(name) for name in run_names.split(NAME_SEPARATOR)]
+    return run_worker(runs, float(step_timeout))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 
@@ -10,8 +10,13 @@ from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
-Shape = tuple[int, int, int]
-"""The shape of this process's rows of a batch: number of rows, source length, and target length."""
+Shape = tuple[int, ...]
+"""The shape of this process's rows of a batch: number of rows, source length, and target length.
+
+In a step of several runs, the number of runs precedes these numbers.
+"""
+# On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each of them.
+MAX_CONCURRENT = 4
 
 
 class CompiledStep:
@@ -21,11 +26,16 @@ class CompiledStep:
     interrupted, so the thread first finishes the current compilation.
     """
 
-    def __init__(self, step: TrainStep, sharding: DataParallel) -> None:
+    def __init__(
+        self, step: TrainStep, sharding: DataParallel, num_runs: int | None = None
+    ) -> None:
+        """Store the arguments; `num_runs` is the number of runs in a step of several runs."""
         self._step, self._sharding = step, sharding
         self._numbers = sharding.place_state(step.make_numbers())
+        self._runs = () if num_runs is None else (num_runs,)
         self._compiled: dict[Shape, jax.stages.Compiled] = {}
-        self._thread = ThreadPoolExecutor(1, "compile")
+        self._is_gpu = sharding.platform == "gpu"
+        self._thread = ThreadPoolExecutor(MAX_CONCURRENT if self._is_gpu else 1, "compile")
         self._ahead: dict[Shape, Future[str]] = {}
 
     def __enter__(self) -> "CompiledStep":
@@ -38,34 +48,43 @@ class CompiledStep:
         """Return whether the step is compiled for the shape of this batch."""
         return _shape(batch) in self._compiled
 
-    def compile(self, state: TrainState, batch: Batch) -> str:
+    def compile(self, state: TrainState, batch: Batch, upcoming: Sequence[Bucket] = ()) -> str:
         """Compile the step for this process's rows of a batch, without running it.
+
+        Then compile the step for the upcoming buckets in the background (see `compile_ahead`). On
+        a GPU, XLA selects kernels by timing them on the device, and concurrent training would
+        distort the measurements. There, this method waits until all buckets are compiled.
 
         If `compile_ahead` has already scheduled this shape, wait for that compilation. Return a
         message that states the padded shape of the global batch and the compilation time.
         """
+        if self._is_gpu:
+            self.compile_ahead(state, upcoming)
+            wait(self._ahead.values())
         if (future := self._ahead.pop(_shape(batch), None)) is not None:
             return future.result()
-        return self._compile(_shape(batch), state, self._sharding.place_batch(batch))
+        message = self._compile(_shape(batch), state, self._sharding.place_batch(batch))
+        self.compile_ahead(state, upcoming)
+        return message
 
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
-        """Compile the step for upcoming buckets in a background thread, one bucket at a time.
+        """Compile the step for upcoming buckets in the background.
 
-        The compiled programs are identical to those from `compile`. With multiple processes, this
-        method does nothing, because the processes must compile the shapes in the order in which
-        they train on them. The method also does nothing on GPUs, because XLA selects kernels by
-        timing them on the device, and concurrent training would distort the measurements.
+        On a CPU or TPU, one thread compiles one bucket at a time. The compiled programs are
+        identical to those from `compile`. With multiple processes, this method does nothing,
+        because the processes must compile the shapes in the order in which they train on them.
         """
-        if jax.process_count() > 1 or self._sharding.platform == "gpu":
+        if jax.process_count() > 1:
             return
         abstract_state = self._sharding.abstract_state(state)
         for bucket in buckets:
-            batch = self._sharding.abstract_batch(bucket)
-            rows = batch.source.size // bucket.source
-            shape = (rows, bucket.source, bucket.target)
+            one = self._sharding.abstract_batch(bucket)
+            rows = one.source.size // bucket.source
+            batch = Batch(*(x.update(shape=(*self._runs, *x.shape)) for x in one))
+            shape = (*self._runs, rows, bucket.source, bucket.target)
             if shape not in self._compiled and shape not in self._ahead:
                 self._ahead[shape] = self._thread.submit(
-                    self._compile, shape, abstract_state, batch, is_ahead=True
+                    self._compile, shape, abstract_state, batch, is_ahead=not self._is_gpu
                 )
 
     def is_compiling_ahead(self) -> bool:
@@ -85,8 +104,11 @@ class CompiledStep:
         start = time.perf_counter()
         self._compiled[shape] = self._sharding.compile(self._step, state, placed)
         seconds = time.perf_counter() - start
-        _, source_length, target_length = shape
-        size = f"{placed.source.size // source_length} x ({source_length} + {target_length})"
+        *runs, _, source_length, target_length = shape
+        rows = placed.source.size // source_length
+        size = f"{rows} x ({source_length} + {target_length})"
+        if runs:
+            size = f"{runs[0]} runs x {rows // runs[0]} x ({source_length} + {target_length})"
         meanwhile = " while training" if is_ahead else ""
         return f"compiled for {size} tokens in {seconds:.1f} s{meanwhile}"
 
@@ -99,4 +121,4 @@ class CompiledStep:
 
 
 def _shape(batch: Batch) -> Shape:
-    return (*batch.source.shape, batch.target.shape[1])
+    return (*batch.source.shape, batch.target.shape[-1])

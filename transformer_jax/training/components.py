@@ -1,6 +1,7 @@
 """A run's components: its text, model, batches, schedule, and sharding."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -8,6 +9,7 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.data.batches import Batches
 from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
+from transformer_jax.errors import DataError
 from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import parameter_counts
 from transformer_jax.runs.run_folder import RunFolder
@@ -51,17 +53,31 @@ class RunComponents:
         ]
 
 
-def build_run_components(folder: RunFolder, group: ProcessGroup = SINGLE_PROCESS) -> RunComponents:
+def build_run_components(
+    folder: RunFolder,
+    group: ProcessGroup = SINGLE_PROCESS,
+    *,
+    like: RunComponents | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> RunComponents:
     """Prepare a run's text, and build its model, batches, schedule, and sharding.
 
+    If `like` is given, reuse the components of that run, which must differ only in its seed.
+    `devices` defaults to all devices of all processes.
+
     Raises:
-        DataError: the text differs from the text that the run started with.
+        DataError: the text differs from the text that the run started with, or that the run `like`
+            uses.
     """
     config = folder.config
+    if like is not None:
+        if folder.fingerprint != like.folder.fingerprint:
+            raise DataError(f"{folder.path} and {like.folder.path} have different text")
+        return replace(like, folder=folder, batches=like.batches.with_seed(config.train.seed))
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
     batches = prepared.batches(config)
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = ActionSchedule(config.train, batches.per_epoch)
-    sharding = SHARDINGS[config.train.parallelism]()
+    sharding = SHARDINGS[config.train.parallelism](devices)
     group.barrier()
     return RunComponents(folder, group, prepared, model, batches, schedule, sharding)

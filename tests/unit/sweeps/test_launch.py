@@ -17,10 +17,13 @@ import pytest
 from example_configs import SMALL
 from run_files import set_status
 
+from transformer_jax.compilation.shapes import prepare_shapes
 from transformer_jax.config import Row
+from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.sweeps import launch as launcher
+from transformer_jax.sweeps.estimates import estimate_memory
 from transformer_jax.sweeps.launch import launch
 from transformer_jax.sweeps.plan import Sweep, plan_sweep
 from transformer_jax.sweeps.slots import Slot
@@ -30,8 +33,12 @@ SLOTS = [Slot("cpu 0", cores=frozenset({0})), Slot("cpu 1", {"DEVICE": "1"})]
 # This program mimics a worker: it writes the status of a run, unless it is killed first.
 WORKER = """
 import json, os, signal, sys, time
-folder, name = sys.argv[1:3]
+folder, names = sys.argv[1:3]
+name = names.split(",")[0]
 def write(status, **details):
+    for name in names.split(","):
+        write_one(name, status, **details)
+def write_one(name, status, **details):
     defaults = {"slot": os.environ["TRANSFORMER_JAX_SLOT"], "host": os.uname().nodename}
     defaults |= {"pid": os.getpid(), "cores": os.environ.get("TRANSFORMER_JAX_CORES")}
     details = defaults | details
@@ -105,6 +112,53 @@ def test_only_failed_runs_are_repeated_and_only_on_request(tmp_path: Path) -> No
     assert works.run.status_file.read_text() == contents[0]
 
 
+def test_a_worker_trains_several_seeds_of_a_row(tmp_path: Path) -> None:
+    rows = {"works": Row(SMALL), "fails": Row(SMALL.change(model={"d_ff": 8}))}
+    sweep = plan_sweep(tmp_path / "s", rows, 3)
+    sweep.store()
+    lines: list[str] = []
+    sizes = {"works": 2, "fails": 8}
+    statuses = launch(sweep, SLOTS[:1], lines.append, group_sizes=sizes)
+    assert [line for line in lines if line.endswith("on cpu 0")] == [
+        "works/seed-0, works/seed-1: on cpu 0",
+        "fails/seed-0, fails/seed-1, fails/seed-2: on cpu 0",
+        "works/seed-2: on cpu 0",
+    ]
+    assert {(s.run.row, s.status) for s in statuses} == {("works", "done"), ("fails", "failed")}
+    assert "fails/seed-2: failed: diverged" in lines
+
+
+def test_only_untrained_runs_that_differ_in_the_seed_train_together(tmp_path: Path) -> None:
+    rows = {"base": Row(SMALL), "pmap": Row(SMALL.change(train={"parallelism": "pmap"}))}
+    sweep = plan_sweep(tmp_path / "s", {**rows, "other": Row(SMALL.change(model={"d_ff": 8}))}, 2)
+    sweep.store()
+    first, second = (sweep.find(f"base/seed-{seed}") for seed in (0, 1))
+    assert launcher.can_train_together(first, second)
+    assert not launcher.can_train_together(first, sweep.find("other/seed-1"))
+    assert not launcher.can_train_together(*(sweep.find(f"pmap/seed-{seed}") for seed in (0, 1)))
+    set_status(second, "stopped", finished=["train"])
+    assert not launcher.can_train_together(first, second)
+
+
+@pytest.mark.slow
+def test_the_size_of_a_group_depends_on_the_memory_and_the_number_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "train_command", train_command)
+    sweep = make_sweep(tmp_path, "works", seeds=3)
+    size = estimate_memory(*prepare_shapes(SMALL)[:2])
+
+    def choose(num_slots: int, memory: int | None) -> dict[str, int]:
+        return launcher.choose_group_sizes(sweep, [Slot("gpu 0", memory=memory)] * num_slots)
+
+    assert choose(1, 100 * size) == {"works": 3}
+    assert choose(1, 2 * size) == {"works": 2}
+    assert choose(1, size // 2) == {"works": 1}
+    assert choose(2, 100 * size) == {"works": 2}
+    # With as many slots as runs, each run has its own slot.
+    assert choose(3, 100 * size) == choose(1, None) == {}
+
+
 @pytest.mark.parametrize("before", ["stopped", "failed"])
 def test_the_status_of_an_earlier_attempt_does_not_hide_a_crash(
     before: str, tmp_path: Path
@@ -167,7 +221,7 @@ def test_nohup_lets_a_sweep_survive_the_end_of_its_terminal(tmp_path: Path) -> N
 
 def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "waits", "works")
-    orphan = launcher.start_worker(sweep, sweep.runs[0], SLOTS[0], 60.0)
+    orphan = launcher.start_worker(sweep, sweep.runs[:1], SLOTS[0], 60.0)
     while read_status(sweep.runs[0]).status != "running":
         time.sleep(0.02)
     (sweep.path / "mended").touch()

@@ -1,12 +1,19 @@
 """Test that slots do not share accelerators or CPU cores."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.slots import available_bytes, find_slots, make_slots
+from transformer_jax.sweeps.slots import (
+    MEMORY_FRACTION,
+    available_bytes,
+    find_slots,
+    make_slots,
+    share_slots,
+)
 
 
 def test_cpu_slots_share_all_cores_without_overlap() -> None:
@@ -53,6 +60,29 @@ def test_each_accelerator_slot_sees_one_device(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(variable, "3,5")
         slots = make_slots(backend, 2)
         assert [slot.environment[variable] for slot in slots] == ["3", "5"]
+
+
+def test_runs_that_share_a_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv(MEMORY_FRACTION, raising=False)
+    gpus = [replace(slot, memory=75) for slot in make_slots("gpu", 2)]
+    slots = share_slots("gpu", gpus, 3)
+    names = [f"gpu {gpu} ({part} of 3)" for part in (1, 2, 3) for gpu in (0, 1)]
+    assert [slot.name for slot in slots] == names
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "1"] * 3
+    assert {(slot.environment[MEMORY_FRACTION], slot.memory) for slot in slots} == {("0.300", 30)}
+    # The user's fraction is divided instead.
+    monkeypatch.setenv(MEMORY_FRACTION, "0.6")
+    [slot, _] = share_slots("gpu", gpus[:1], 2)
+    assert slot.environment[MEMORY_FRACTION] == "0.300"
+
+
+def test_only_gpus_can_be_shared() -> None:
+    for backend in ("cpu", "tpu"):
+        with pytest.raises(UsageError, match=f"share a GPU, but not a {backend.upper()}: omit"):
+            share_slots(backend, [], 2)
+    with pytest.raises(UsageError, match="runs_per_device must be positive, got 0"):
+        find_slots(1, 0)
 
 
 def test_the_number_of_slots_is_limited_by_the_devices() -> None:

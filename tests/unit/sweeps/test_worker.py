@@ -37,7 +37,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
     run.log_file.touch()
     monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
     write_status(run, "stopped", finished=["train", "dev"])
-    assert worker.run_worker(run, 60.0) == (7 if num_test_trees else 0)
+    assert worker.run_worker([run], 60.0) == (7 if num_test_trees else 0)
     status = read_status(run)
     assert (status.status, status.phase) == (("failed", "test") if num_test_trees else ("done", ""))
 
@@ -54,8 +54,58 @@ def test_a_phase_that_a_signal_kills_names_the_signal(
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     monkeypatch.setattr(worker, "train_command", lambda _: command)
     write_status(run, "stopped", finished=["train"])
-    assert worker.run_worker(run, 60.0) == RunInterrupted.exit_code
+    assert worker.run_worker([run], 60.0) == RunInterrupted.exit_code
     assert read_status(run).summary == "failed, dev: killed by SIGKILL"
+
+
+TRAINER = """
+import json, os, sys
+from pathlib import Path
+from transformer_jax.sweeps.joint import _record_end
+from transformer_jax.console import PlainConsole
+from transformer_jax.errors import DivergedError
+from transformer_jax.sweeps.plan import Sweep
+sweep, names = Sweep.open(Path(sys.argv[-2])), sys.argv[-1].split(",")
+print("trains", *names, flush=True)
+if len(names) > 2:
+    sys.exit(71)
+for run in map(sweep.find, names):
+    error = DivergedError("diverged") if run.seed == 0 else None
+    if run.seed != 3:
+        _record_end(run, PlainConsole(), os.getppid(), error)
+print("an unknown error")
+sys.exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_runs_that_need_too_much_memory_train_in_smaller_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 4)
+    sweep.store()
+    for run in sweep.runs:
+        run.log_file.write_text(f"the log of {run.name}\n")
+
+    def command(arguments: list[str], module: str = "") -> list[str]:
+        # Scoring fails, so that this test does not need trained models.
+        code = TRAINER if module else "exit(7)"
+        return [sys.executable, "-c", code, *arguments]
+
+    monkeypatch.setattr(worker, "train_command", command)
+    monkeypatch.setattr(worker, "_has_test_set", lambda _: True)
+    assert worker.run_worker(sweep.runs, 60.0)
+    lines = [x for x in capfd.readouterr().out.splitlines() if x.startswith("trains")]
+    names = [run.name for run in sweep.runs]
+    assert lines == [f"trains {' '.join(part)}" for part in (names, names[:2], names[2:])]
+    statuses = [read_status(run) for run in sweep.runs]
+    assert [status.summary for status in statuses] == [
+        # This run diverged, the next two are trained but not scored, and the last one crashed.
+        "failed, train: transformer-jax: diverged",
+        "failed, dev: the log of base/seed-1",
+        "failed, dev: the log of base/seed-2",
+        "failed, train: the log of base/seed-3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,5 +118,5 @@ def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     # The status file says that the run is still running on the previous node.
     write_status(run, "running", job=job, finished=["train", "dev", "test"])
-    assert worker.run_worker(run, 60.0) == 0
+    assert worker.run_worker([run], 60.0) == 0
     assert read_status(run).status == status

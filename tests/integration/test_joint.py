@@ -1,0 +1,203 @@
+"""Test that runs that train in one program match runs that train alone, and end independently."""
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from example_configs import SMALL, metrics_of
+from training_runs import QUIET, resume, scores_of, signal_at_step, state_of, train
+
+from transformer_jax.config import Config
+from transformer_jax.errors import (
+    DivergedError,
+    RunInterrupted,
+    StorageError,
+    TransformerJaxError,
+)
+from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.checkpoint_metadata import DevScores
+from transformer_jax.runs.lock import exclusive_lock
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training import loop
+from transformer_jax.training import member as members
+from transformer_jax.training.create_run import create_run
+from transformer_jax.training.evaluation import DevEvaluator
+from transformer_jax.training.joint import JointStep
+from transformer_jax.training.loop import train_together
+from transformer_jax.training.member import Assignment
+from transformer_jax.training.step import TrainStep
+
+Ends = dict[str, TransformerJaxError | None]
+HINT = "repeat the sweep to resume"
+
+
+def with_seed(seed: int, config: Config = SMALL) -> Config:
+    """Return the config with another seed."""
+    return config.change(train={"seed": seed})
+
+
+def create(folder: Path, seeds: Sequence[int] = (0, 1, 2), config: Config = SMALL) -> list[Path]:
+    """Create a run for each seed, and return their paths."""
+    paths = [folder / f"seed-{seed}" for seed in seeds]
+    for path, seed in zip(paths, seeds, strict=True):
+        create_run(with_seed(seed, config), path, QUIET)
+    return paths
+
+
+def train_all(paths: Sequence[Path], **sections: dict[str, Any]) -> Ends:
+    """Train runs in one program, and return the error that ended each run, keyed by its name."""
+    ends: Ends = {}
+    assignments = []
+    for path in paths:
+        folder = RunFolder.open(path)
+        folder = folder.with_config(folder.config.change(**sections))
+        assignments.append(
+            Assignment(folder, QUIET, on_end=lambda e, name=path.name: ends.update({name: e}))
+        )
+    train_together(assignments, HINT)
+    return ends
+
+
+def assert_close(path: Path, expected: Path) -> None:
+    """Check that two runs have the same state and the same reports, apart from rounding."""
+    (step, state), (expected_step, expected_state) = state_of(path), state_of(expected)
+    assert step == expected_step
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), state, expected_state
+    )
+    reports, expected_reports = metrics_of(path), metrics_of(expected)
+    assert [r["step"] for r in reports] == [r["step"] for r in expected_reports]
+    for report, other in zip(reports, expected_reports, strict=True):
+        keys = {"loss", "perplexity", "learning_rate"} & report.keys()
+        expected_values = {key: other[key] for key in keys}
+        assert {key: report[key] for key in keys} == pytest.approx(expected_values, rel=1e-3)
+    assert scores_of(path) == pytest.approx(scores_of(expected), rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The paths to runs with the seeds 0 to 2 that trained alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    return [train(with_seed(seed), folder / f"seed-{seed}") for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The paths to runs with the seeds 0 to 2 that trained in one program."""
+    paths = create(tmp_path_factory.mktemp("together"))
+    assert train_all(paths) == {"seed-0": None, "seed-1": None, "seed-2": None}
+    return paths
+
+
+def test_runs_that_train_together_match_runs_that_train_alone(
+    alone: list[Path], together: list[Path]
+) -> None:
+    for path, expected in zip(together, alone, strict=True):
+        assert_close(path, expected)
+    first, second = (state_of(path)[1]["params"] for path in together[:2])
+    assert any(
+        not np.allclose(x, y)
+        for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    )
+
+
+def test_a_run_records_how_many_runs_trained_in_its_program(
+    alone: list[Path], together: list[Path]
+) -> None:
+    for path, group in ((together[1], 3), (alone[1], 1)):
+        assert RunFolder.open(path).group == group
+        assert json.loads((path / "run.json").read_text()).get("group", 1) == group
+
+
+def test_interrupted_runs_resume_together_or_alone(
+    together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = create(tmp_path)
+    with monkeypatch.context() as patch:
+        signal_at_step(patch, 3, signal.SIGTERM)
+        with pytest.raises(RunInterrupted, match=f"SIGTERM: saved at step 3; {HINT}"):
+            train_all(paths)
+    assert [state_of(path)[0] for path in paths] == [3, 3, 3]
+    resume(paths[0])
+    assert state_of(paths[0])[0] == 8
+    assert train_all(paths) == {"seed-0": None, "seed-1": None, "seed-2": None}
+    for path, expected in zip(paths, together, strict=True):
+        assert_close(path, expected)
+    assert RunFolder.open(paths[0]).group == 3
+
+
+def test_a_run_that_is_ahead_joins_when_the_others_reach_its_step(
+    alone: list[Path], tmp_path: Path
+) -> None:
+    paths = create(tmp_path)
+    resume(paths[1], train={"steps": 5})
+    assert train_all(paths, train={"steps": 8}) == dict.fromkeys(("seed-0", "seed-1", "seed-2"))
+    for path, expected in zip(paths, alone, strict=True):
+        states = state_of(path), state_of(expected)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), *states)
+
+
+def test_a_run_that_diverges_ends_alone(
+    together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = create(tmp_path)
+    compute = TrainStep.compute_gradients
+
+    def make_infinite(self: TrainStep, state: Any, batch: Any) -> Any:
+        gradients, loss = compute(self, state, batch)
+        factor = jax.numpy.where(state.seed == 1, jax.numpy.nan, 1.0)
+        return jax.tree.map(lambda x: x * factor, gradients), loss
+
+    # Other tests share the programs of the step that is replaced here.
+    monkeypatch.setattr(loop, "JointStep", JointStep)
+    monkeypatch.setattr(TrainStep, "compute_gradients", make_infinite)
+    monkeypatch.setattr(members, "MAX_SKIPPED_STEPS", 3)
+    ends = train_all(paths)
+    assert isinstance(ends.pop("seed-1"), DivergedError)
+    assert ends == {"seed-0": None, "seed-2": None}
+    assert (paths[1] / "diverged.json").exists()
+    for index in (0, 2):
+        assert_close(paths[index], together[index])
+
+
+def test_a_run_that_cannot_save_or_is_locked_ends_alone(
+    together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = create(tmp_path)
+    save = CheckpointManager.prepare_save
+
+    def run_out_of_space(self: CheckpointManager, step: int, *arguments: Any) -> None:
+        if self.run.name == "seed-0" and step >= 4:
+            raise StorageError("no room")
+        save(self, step, *arguments)
+
+    monkeypatch.setattr(CheckpointManager, "prepare_save", run_out_of_space)
+    with exclusive_lock(paths[1]):
+        ends = train_all(paths)
+    assert str(ends["seed-0"]) == "no room"
+    assert "is being trained by process" in str(ends["seed-1"])
+    assert ends["seed-2"] is None
+    assert_close(paths[2], together[2])
+
+
+def test_early_stopping_ends_one_run_and_not_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SMALL.change(train={"patience": 1, "checkpoint_every": 2})
+    paths = create(tmp_path, (0, 1), config)
+
+    def score(self: DevEvaluator, state: Any, step: int, *, translate: bool) -> DevScores:
+        assert state.step == step
+        assert translate
+        value = float(step) if self._run.folder.path.name == "seed-0" else 1 / step
+        return DevScores(value, value)
+
+    monkeypatch.setattr(DevEvaluator, "evaluate", score)
+    assert train_all(paths) == {"seed-0": None, "seed-1": None}
+    assert [state_of(path)[0] for path in paths] == [4, 8]
+    assert [report["step"] for report in metrics_of(paths[0])] == [2, 4]

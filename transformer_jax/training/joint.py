@@ -1,0 +1,83 @@
+"""Train several runs in one program: their arrays have an additional first axis, the run.
+
+A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. With
+`jax.vmap`, several runs share both. Each run has a slot, its index on the first axis. A run
+computes the same as if it trained alone, apart from rounding.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike
+
+from transformer_jax.data.batches import Batch
+from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
+
+Tree = TypeVar("Tree")
+
+
+class JointStep(TrainStep):
+    """A training step of several runs. Each run has its own state, batch, and metrics."""
+
+    def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
+        """Compute each run's sums; see `TrainStep.compute_gradients`."""
+        return jax.vmap(super().compute_gradients)(state, batch)
+
+    def apply_gradients(
+        self, state: TrainState, sums: GradientSum
+    ) -> tuple[TrainState, StepMetrics]:
+        """Update each run's state; see `TrainStep.apply_gradients`."""
+        return jax.vmap(super().apply_gradients)(state, sums)
+
+
+class Slots:
+    """The states of the runs that train together. A single run's arrays have no additional axis."""
+
+    def __init__(self, states: Sequence[TrainState]) -> None:
+        """Store one state per slot."""
+        self.count = len(states)
+        self.is_joint = self.count > 1
+        self.num_runs = self.count if self.is_joint else None
+        """The length of the additional axis, or None if there is no such axis."""
+        self.states = _stack(states) if self.is_joint else states[0]
+        """The argument of the training step. Replace it with the step's result."""
+
+    def read(self, slot: int) -> TrainState:
+        """Return the state of one run."""
+        return _select(self.states, slot) if self.is_joint else self.states
+
+    def write(self, slot: int, state: TrainState) -> None:
+        """Replace the state of one run."""
+        self.states = _replace(self.states, slot, state) if self.is_joint else state
+
+    def join(self, batches: Sequence[Batch]) -> Batch:
+        """Return the training step's batch, given the batch of each slot."""
+        return Batch(*map(np.stack, zip(*batches, strict=True))) if self.is_joint else batches[0]
+
+    def split(self, metrics: StepMetrics) -> list[StepMetrics]:
+        """Return the metrics of each slot."""
+        return _unstack(metrics, self.count) if self.is_joint else [metrics]
+
+
+@jax.jit
+def _stack(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@partial(jax.jit, static_argnums=1)
+def _unstack(tree: Tree, count: int) -> list[Tree]:
+    return [jax.tree.map(lambda leaf, slot=slot: leaf[slot], tree) for slot in range(count)]
+
+
+@jax.jit
+def _select(tree: Tree, slot: ArrayLike) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[slot], tree)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _replace(tree: Tree, slot: ArrayLike, value: Tree) -> Tree:
+    return jax.tree.map(lambda leaf, new: leaf.at[slot].set(new), tree, value)

@@ -1,0 +1,286 @@
+"""One run in the training loop: its lock, checkpoints, reports, and scores."""
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike
+from rich.console import Console
+
+from transformer_jax.config import TrainConfig
+from transformer_jax.data.batches import Batch
+from transformer_jax.distributed.preemption import GracefulShutdown
+from transformer_jax.distributed.processes import ProcessGroup, Vote
+from transformer_jax.errors import DivergedError, RunInterrupted, TransformerJaxError
+from transformer_jax.files import write_json
+from transformer_jax.runs.lock import exclusive_lock
+from transformer_jax.runs.metrics_file import truncate_metrics
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training.actions import DueActions
+from transformer_jax.training.checkpointing import Checkpointer
+from transformer_jax.training.components import RunComponents, build_run_components
+from transformer_jax.training.evaluation import (
+    DIVERGENCE_ADVICE,
+    DevEvaluator,
+    EvaluationStoppedError,
+)
+from transformer_jax.training.flops import peak_flops
+from transformer_jax.training.meter import Meter, Sums
+from transformer_jax.training.metric_writer import Callback, MetricWriter, NullWriter
+from transformer_jax.training.schedule import learning_rate_schedule
+from transformer_jax.training.step import StepMetrics, TrainState
+
+# A run ends after this many consecutive steps with a non-finite loss or gradient.
+MAX_SKIPPED_STEPS = 10
+NO_VOTE = Vote(0, 0, False)
+
+T = TypeVar("T")
+Parameters = ParamSpec("Parameters")
+
+OnEnd = Callable[[TransformerJaxError | None], object]
+"""A function that is called when a run has ended, with the error that ended it."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A run to train, and who follows its training."""
+
+    folder: RunFolder
+    console: Console
+    """Shows progress. It must be quiet in all processes except the primary one."""
+    callback: Callback | None = None
+    """Receives each report in the primary process."""
+    on_end: OnEnd = lambda _: None
+
+
+class Member:
+    """A run that the training loop trains, alone or together with others in one program.
+
+    On exit, this context manager releases the run's lock and waits for its checkpoint.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        group: ProcessGroup,
+        shutdown: GracefulShutdown,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Store the arguments; `is_alone` is whether all devices and errors belong to this run."""
+        self.folder, self._console = assignment.folder, assignment.console
+        self._callback, self._on_end = assignment.callback, assignment.on_end
+        self._group, self._shutdown, self._is_alone = group, shutdown, is_alone
+        self._contexts = contextlib.ExitStack()
+        self.has_ended = False
+        self.num_scheduled = 0
+        """When the run has ended, the number of scheduled checkpoints on disk."""
+
+    def __enter__(self) -> "Member":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._contexts.__exit__(kind, error, traceback)
+
+    def attempt(
+        self, action: Callable[Parameters, T], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> T | None:
+        """Unless the run has ended, call a method of the run, and return its result.
+
+        If the loop also trains other runs, an error ends only this run.
+        """
+        if self.has_ended:
+            return None
+        try:
+            return action(*args, **kwargs)
+        except TransformerJaxError as error:
+            if self._is_alone:
+                raise
+            self.has_ended = True
+            # The first error is more informative than an error while closing.
+            with contextlib.suppress(TransformerJaxError):
+                self.__exit__(type(error), error, error.__traceback__)
+            self._on_end(error)
+            return None
+
+    def lock(self) -> None:
+        """Lock the run until it ends, and write its config."""
+        if self._group.is_primary:
+            self._contexts.enter_context(exclusive_lock(self.folder.path))
+            self.folder.store()
+
+    def prepare(self, like: RunComponents | None) -> RunComponents:
+        """Build the run's components, and return them; reuse those of the run `like`, if any."""
+        # Several runs in one program use one device.
+        devices = None if self._is_alone else jax.devices()[:1]
+        self.run = build_run_components(self.folder, self._group, like=like, devices=devices)
+        return self.run
+
+    def restore(self) -> None:
+        """Restore the latest checkpoint. End the run if it is already complete."""
+        run, config, schedule = self.run, self.folder.config, self.run.schedule
+        self._console.print("\n".join(run.summary()))
+        # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
+        self._shutdown.defers_signals = True
+        self.checkpointer = self._contexts.enter_context(Checkpointer(run))
+        self.state, pending = self.checkpointer.restore()
+        self._shutdown.check()
+        self.restored = restored = self.checkpointer.last_step
+        is_done = restored >= config.train.steps
+        is_unscored = self.checkpointer.unscored is not None
+        has_ended = is_done or schedule.is_out_of_patience(restored, self.checkpointer.scores)
+        if has_ended and not is_unscored:
+            reason = (
+                "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
+            )
+            self._console.print(
+                f"{self.folder.path} is already at step {restored}: nothing to do{reason}"
+            )
+            self._end()
+            return
+        if self._group.is_primary:
+            # Remove the reports that the resumed run writes again. At the restored step, a training
+            # report is final if no metrics are pending, and an evaluation is final if the
+            # checkpoint has a score.
+            is_final = {"train": not pending, "dev": restored in self.checkpointer.perplexities}
+            kept = {split for split, final in is_final.items() if final}
+            truncate_metrics(self.folder.metrics, restored, kept)
+        self._group.barrier()
+        # FLOPs can be recomputed from the steps, so checkpoints do not store them.
+        pending_steps = range(restored - len(pending) + 1, restored + 1)
+        pending_flops = sum(map(run.step_flops, pending_steps))
+        peak = self._group.count * peak_flops(config.model.dtype)
+        self.meter = Meter(peak, pending, pending_flops, self.checkpointer.unscored)
+        writer_type = MetricWriter if self._group.is_primary else NullWriter
+        writer = writer_type(self.folder, self._console, self._callback, step=restored)
+        self.writer: MetricWriter = self._contexts.enter_context(writer)
+        self._evaluator = DevEvaluator(run, writer, self._shutdown)
+        if is_unscored:
+            with self.meter.paused():
+                self._score_restored()
+            self.end_if_complete(restored)
+
+    def _score_restored(self) -> None:
+        """Score the restored checkpoint, because an interruption ended its evaluation."""
+        try:
+            due = self.run.schedule.after(self.restored, NO_VOTE, self.restored)
+            self.score(due, self.state)
+        except EvaluationStoppedError as stopped:
+            name = signal.Signals(stopped.number).name
+            hint = self._shutdown.resume_hint
+            raise RunInterrupted(f"{name}: saved at step {self.restored}; {hint}") from stopped
+
+    def read_batch(self, index: int) -> Batch:
+        """Return this process's rows of a batch. Batches are numbered from 0."""
+        return self.run.batches.local_batch(index, self.run.sharding.shard)
+
+    def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
+        """Start writing a checkpoint. If it is to be evaluated, `score` must follow."""
+        unscored = self.meter.last if due.evaluate else None
+        self.checkpointer.save(step, state, pending, unscored)
+
+    def trains_at(self, step: int) -> bool:
+        """Return whether a step is part of this run's training, which has not ended."""
+        return not self.has_ended and self.restored < step
+
+    def record(self, step: int, metrics: StepMetrics) -> None:
+        """Record a step that has started, and check an earlier step, which has finished."""
+        self.meter.add(metrics, self.run.step_flops(step))
+        num_skipped = self.meter.wait_for_earlier_step()
+        self._check_divergence(step - self.meter.LAG, num_skipped)
+        self.writer.advance(step)
+
+    def report(self, step: int, vote: Vote) -> tuple[DueActions, Sums]:
+        """Write a report if it is due; return the due actions and the metrics to save."""
+        due = self.run.schedule.after(step, vote, self.checkpointer.last_step)
+        if due.waits_for_step:
+            self._check_divergence(step, int(self.meter.last.skipped_in_a_row))
+        # Copy the pending metrics before the report resets the meter.
+        pending = self.meter.pending_metrics() if due.keep_pending_metrics else []
+        if due.report:
+            self._write_report(step)
+        return due, pending
+
+    def score(self, due: DueActions, state: TrainState) -> None:
+        """Evaluate the latest checkpoint, whose state is `state`, and record its score.
+
+        Raises:
+            EvaluationStoppedError: a signal arrived.
+        """
+        try:
+            scores = self._evaluator.evaluate(
+                state, self.checkpointer.last_step, translate=due.translate
+            )
+        except DivergedError:
+            self.checkpointer.discard()
+            raise
+        # Only scheduled checkpoints have a score (see `actions`).
+        self.checkpointer.record_score(scores if due.is_scheduled else None)
+
+    def end_if_complete(self, step: int) -> None:
+        """End the run after its last step, or if its perplexity no longer improves."""
+        train = self.folder.config.train
+        if self.run.schedule.is_out_of_patience(step, self.checkpointer.scores):
+            name = train.patience_metric.replace("_", " ")
+            self.writer.say(
+                f"early stopping: {name} has not improved for {train.patience} checkpoints"
+            )
+        elif step < train.steps:
+            return
+        if self.meter.pending_metrics():
+            # Early stopping ended training between two reports, so write a last report.
+            self._write_report(step)
+        self.checkpointer.wait()
+        self._end()
+
+    def _end(self) -> None:
+        self.num_scheduled = len(self.checkpointer.perplexities)
+        self.has_ended = True
+        self._contexts.close()
+        self._on_end(None)
+
+    def _write_report(self, step: int) -> None:
+        """Report the latest learning rate and the metrics since the last report."""
+        config = self.folder.config
+        # Skipped steps do not count as updates.
+        num_updates = max(step - int(self.meter.last.skipped), 1)
+        rate = _learning_rate(config.train, config.model.d_model, np.int32(num_updates))
+        values = self.meter.read() | {"learning_rate": float(rate)}
+        self.writer.report(step, "train", values)
+
+    def _check_divergence(self, step: int, num_skipped: int) -> None:
+        """Raise `DivergedError` if `MAX_SKIPPED_STEPS` or more consecutive steps were skipped.
+
+        `num_skipped` counts the consecutive skipped steps up to and including `step`. The file
+        diverged.json lists the training pairs of the skipped steps.
+        """
+        if num_skipped < MAX_SKIPPED_STEPS:
+            return
+        path = self.folder.path / "diverged.json"
+        if self._group.is_primary:
+            skipped = range(step - num_skipped + 1, step + 1)
+            pairs = {n: self.run.batches.pairs(n - 1).tolist() for n in skipped}
+            about = "indices of training pairs (after filtering), by step"
+            write_json(path, {"about": about, "pairs": pairs})
+        self._group.barrier()
+        raise DivergedError(
+            f"loss or gradient was not finite in {num_skipped} consecutive steps, up to step "
+            f"{step}; {path.name} lists their training pairs; earlier checkpoints are intact. "
+            f"{DIVERGENCE_ADVICE}"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _learning_rate(config: TrainConfig, d_model: int, step: ArrayLike) -> jax.Array:
+    return learning_rate_schedule(config, d_model)(step)
