@@ -173,9 +173,10 @@ def _explain_columns(results: Results) -> list[str]:
             "the interval excludes every difference of that sign that exceeds a margin; otherwise "
             f"'inconclusive'. The margin is {MARGINS['perplexity']} ln perplexity or "
             f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
-            "is 'as in the paper' if the whole interval is within the margin, and 'differs' if "
-            "none of it is. 'Out of reach' means that the interval is wider than twice the margin, "
-            "so no result could have been 'as in the paper'. It does not count against the paper."
+            "is 'as in the paper' if the whole interval lies within the margin, and 'differs' if "
+            "the interval lies outside. 'Out of reach' means that the interval is wider than twice "
+            "the margin, so no result could have been 'as in the paper'. It does not count against "
+            "the paper."
         )
     if any("precision" in row.scores for row in results.rows.values()):
         notes.append(
