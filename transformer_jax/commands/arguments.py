@@ -47,7 +47,8 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         UsageError: an option does not exist, or its value is missing or invalid.
     """
     fields = annotations(command_type)
-    for word in filter(ASSIGNMENT.fullmatch, words if "config" in fields else ()):
+    own = [word for before, word in zip(["", *words], words, strict=False) if before != "--grid"]
+    for word in filter(ASSIGNMENT.fullmatch, own if "config" in fields else ()):
         option, _, value = word.partition("=")
         raise UsageError(f"unexpected argument {word!r}: write {as_option(option)} {value}")
     default = make_default(command_type)

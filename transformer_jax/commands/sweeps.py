@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.commands.reports import Status
@@ -14,7 +14,7 @@ from transformer_jax.commands.tables import format_duration, print_statuses
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
-from transformer_jax.config.rows import Scale, parse_value, scale_rows, split_field
+from transformer_jax.config.rows import Scale, grid_rows, parse_value, scale_rows, split_field
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.resources import Resources
@@ -42,6 +42,10 @@ class Sweep(ConfigCommand):
     """Shrink all models. `half` divides the width by 2. `small` divides the
     width by 4 and the depth by 2. `tiny` divides the width by 8 and the depth
     by 2."""
+    grid: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE,VALUE")]] = ()
+    """Train a row for each combination of values. Repeat the option for each field:
+    `--grid model.num_heads=1,2,4 --grid model.d_k=16,32`. The report then
+    contains main effects, matched contrasts, and interactions."""
     rows: tuple[str, ...] = ()
     """Train only the first row and the rows with these names."""
     seeds: int = 3
@@ -93,6 +97,13 @@ class Sweep(ConfigCommand):
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
                     raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
+        if self.grid:
+            if len(rows) > 1:
+                names = ", ".join(rows)
+                raise UsageError(
+                    f"--grid needs a config with one row, such as FILE:ROW, got {names}"
+                )
+            rows = grid_rows(next(iter(rows.values())), self.grid)
         return scale_rows(rows, self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:

@@ -6,12 +6,14 @@ To keep the command line fast, this module imports only `config` from this packa
 import ast
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
 from transformer_jax.config.validation import annotations, check_field_name
+from transformer_jax.errors import ConfigError
 
 Scale = Literal["full", "half", "small", "tiny"]
 # For each scale, the divisors of the model's width and depth.
@@ -50,6 +52,34 @@ def parse_value(field: str, text: str) -> FieldValue:
             value = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
     is_real = form is float or float in getattr(form, "__args__", ())
     return float(value) if is_real and type(value) is int else value
+
+
+def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
+    """Return a row for each combination of values, such as "model.num_heads=1,2,4".
+
+    The first row has the first value of each field. The paper's results apply to no row.
+
+    Raises:
+        ConfigError: an item is not FIELD=VALUE,VALUE, a field does not exist or occurs twice, or a
+            combination is invalid.
+    """
+    choices: dict[tuple[str, str], list[FieldValue]] = {}
+    for item in grid:
+        name, equals, values = item.partition("=")
+        if not equals or "" in values.split(","):
+            raise ConfigError(f"a grid is FIELD=VALUE,VALUE, such as model.d_k=8,16, got {item!r}")
+        field = split_field(name)
+        if field in choices:
+            raise ConfigError(f"the grid has the field {'.'.join(field)} twice")
+        choices[field] = list(dict.fromkeys(parse_value(name, x) for x in values.split(",")))
+    rows: dict[str, Row] = {}
+    for values in itertools.product(*choices.values()):
+        changes: dict[str, dict[str, FieldValue]] = {}
+        for (section, key), value in zip(choices, values, strict=True):
+            changes.setdefault(section, {})[key] = value
+        name = "+".join(f"{key}-{x}" for (_, key), x in zip(choices, values, strict=True))
+        rows[name] = Row(row.config.change(**changes))
+    return rows
 
 
 def with_sections(

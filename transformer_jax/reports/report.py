@@ -8,13 +8,14 @@ A report's folder contains:
         comparisons.csv        the unrounded differences from the first row, with their intervals
         runs.csv               the unrounded scores of every run and the commands to reproduce them
         tuning.csv             the perplexity of every trial of a tuned sweep
+        factors.csv            the effects of fields, if the rows are all of their combinations
         index.html             a page with the answers, the figures, the tables, and the notes
         curves.svg  .pdf       perplexity on the development set by step
         ratios.svg  .pdf       each row's difference in log perplexity from the first row
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from transformer_jax.console import escape_control_characters, shell_command
@@ -22,6 +23,7 @@ from transformer_jax.errors import storage_errors
 from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
 from transformer_jax.reports.answers import answer, question, summarize
+from transformer_jax.reports.factors import Contrast
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
 from transformer_jax.reports.page import make_page
@@ -54,6 +56,16 @@ def write_report(results: Results) -> Path:
         )
         for split in reversed(results.splits)
     }
+    effects = {
+        (split, score): contrasts
+        for split in reversed(results.splits)
+        for score in SPECS
+        if (contrasts := results.contrasts(score, split))
+    }
+    for (split, score), contrasts in effects.items():
+        label = "ln perplexity" if score == "perplexity" else "BLEU"
+        title = f"Effects of fields on {label} on the {SPLIT_NAMES[split]} set"
+        tabled[title] = _make_effect_table(contrasts, SPECS[score])
     pictures = {"ratios": draw_ratios(results), "curves": draw_curves(results)}
     figures = {caption: pictures[name].svg for name, caption in CAPTIONS.items()}
     files: dict[str, str | bytes] = {
@@ -65,6 +77,7 @@ def write_report(results: Results) -> Path:
         "index.html": _make_page(results, tabled, figures),
         **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
         **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
+        **({"factors.csv": tables.to_csv(_list_effects(effects))} if effects else {}),
         **({"tuning.csv": tables.to_csv(make_trial_table(results))} if results.trials else {}),
     }
     with storage_errors(f"{folder} cannot be written"):
@@ -230,6 +243,28 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
     return table
 
 
+def _make_effect_table(contrasts: Sequence[Contrast], spec: str) -> list[list[str]]:
+    head = ["effect", "kind", "difference", "p"]
+    return [head] + [
+        [
+            x.name,
+            x.kind,
+            f"{x.difference:{spec}} {_format_interval(x.interval, spec)}",
+            format_p(x.p),
+        ]
+        for x in contrasts
+    ]
+
+
+def _list_effects(effects: Mapping[tuple[ScoredSplit, PaperScore], Sequence[Contrast]]) -> Table:
+    """Return the unrounded effects, with one line per effect, score, and set."""
+    return [["effect", "kind", "score", "split", "difference", "low", "high", "p"]] + [
+        [x.name, x.kind, score, split, *map(str, (x.difference, *x.interval, x.p))]
+        for (split, score), contrasts in effects.items()
+        for x in contrasts
+    ]
+
+
 def make_trial_table(results: Results) -> Table:
     """Return a table of the trials that chose a value for each row, with one line per trial."""
     if (tuning := results.sweep.tuning) is None:
@@ -271,6 +306,9 @@ def _make_page(results: Results, tabled: Mapping[str, Table], figures: Mapping[s
     run_links = [link(status, status.note) for status in results.statuses]
     # Omit the last two columns, the signature and the command, which are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
-    named = {title: tables.to_html(table, row_links) for title, table in tabled.items()}
+    named = {
+        title: tables.to_html(table, row_links if table[0][0] == "row" else None)
+        for title, table in tabled.items()
+    }
     named["Runs"] = tables.to_html(runs, run_links, "Unrounded scores are in runs.csv.")
     return make_page(results, figures, named)

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from transformer_jax.config import Config, Paper
 from transformer_jax.errors import ConfigError
 from transformer_jax.files import read_json_object
+from transformer_jax.reports.factors import Contrast, analyze_factors, find_factors
 from transformer_jax.reports.seed_statistics import (
     BLEU_MARGIN,
     LOG_PERPLEXITY_MARGIN,
@@ -143,6 +144,21 @@ class Results:
             }
             for split in self.splits
         }
+
+    def contrasts(self, score: PaperScore, split: ScoredSplit) -> list[Contrast]:
+        """Return the effects of each field, if the rows are all combinations of several fields."""
+        configs = {name: row.config for name, row in self.sweep.rows.items()}
+        if (factors := find_factors(configs)) is None:
+            return []
+        if score == "perplexity" and any(row.has_other_text for row in self.rows.values()):
+            return []
+        scores = {
+            name: {
+                s: math.log(x) if score == "perplexity" else x for s, x in row.find(score, split)
+            }
+            for name, row in self.rows.items()
+        }
+        return analyze_factors(scores, configs, factors)
 
     def compare(
         self, name: str, score: PaperScore, split: ScoredSplit | None = None

@@ -346,6 +346,17 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
     return float(optimize.root_scalar(excess, bracket=(1e-3, 1e6)).root)
 
 
+def _square_root(correlation: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
+    """Return a matrix whose product with its transpose is the correlation matrix.
+
+    Contrasts can depend linearly on each other, and the matrix is then singular.
+    """
+    values, vectors = np.linalg.eigh(correlation)
+    if values.min() > 1e-9:
+        return np.linalg.cholesky(correlation)
+    return vectors * np.sqrt(values.clip(0.0))
+
+
 @functools.lru_cache
 def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
     """Return quantiles of the largest absolute value among correlated normal variables.
@@ -357,5 +368,5 @@ def _normal_maxima(correlation: Correlation) -> Float[np.ndarray, " N"]:
     points = stats.qmc.Sobol(size, scramble=False).random_base2(16)
     # Shift the points modulo 1 to avoid 0, where the normal quantile is infinite.
     points = (points + np.random.default_rng(0).random(size)) % 1
-    normal = special.ndtri(points) @ np.linalg.cholesky(np.array(correlation)).T
+    normal = special.ndtri(points) @ _square_root(np.array(correlation)).T
     return np.sort(np.abs(normal).max(axis=1)).reshape(-1, 64).mean(axis=1)

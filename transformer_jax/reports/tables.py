@@ -76,11 +76,14 @@ def _escape_formula(cell: str) -> str:
     return f"'{cell}" if is_formula and not NUMBER.fullmatch(cell) else cell
 
 
-def to_html(table: Table, links: Sequence[Link], caption: str = "") -> str:
-    """Return an HTML table. The first cell of each row, except the heading row, is a link."""
+def to_html(table: Table, links: Sequence[Link] | None, caption: str = "") -> str:
+    """Return an HTML table. If `links` is set, the first cell of each row but the first is one."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-    for (first, *others), link in zip(body, links, strict=True):
+    for (first, *others), link in zip(body, links or [None] * len(body), strict=True):
+        if link is None:
+            lines.append("".join(f"<td>{html.escape(cell)}</td>" for cell in (first, *others)))
+            continue
         href = html.escape(quote(link.path, errors="surrogateescape"), quote=True)
         title = html.escape(link.tooltip, quote=True)
         # Avoid a line break between a number and the parenthesis that follows it.

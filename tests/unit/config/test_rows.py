@@ -2,9 +2,17 @@
 
 import pytest
 
-from transformer_jax.config import Config, Row
+from transformer_jax.config import Config, Paper, Row
 from transformer_jax.config.loading import load_rows
-from transformer_jax.config.rows import DIVISORS, Scale, scale_rows, with_sections
+from transformer_jax.config.rows import (
+    DIVISORS,
+    Scale,
+    grid_rows,
+    parse_value,
+    scale_rows,
+    with_sections,
+)
+from transformer_jax.errors import ConfigError
 
 
 def test_rows_keep_their_differences_on_another_corpus_and_budget() -> None:
@@ -59,3 +67,48 @@ def test_the_rows_of_a_sweep_are_valid_at_every_scale(name: str, scale: Scale) -
             assert row == rows[key]
         else:
             assert [model.d_model % 2, model.d_k % 2, model.d_v % 2] == [0, 0, 0]
+
+
+def test_a_grid_has_a_row_for_each_combination() -> None:
+    rows = grid_rows(Row(Config(), Paper(4.92)), ["model.num-heads=1,2", "train.clip_norm=None,1"])
+    names = ["num_heads-1+clip_norm-None", "num_heads-1+clip_norm-1.0"]
+    assert list(rows)[:2] == names
+    assert len(rows) == 4
+    values = [(row.config.model.num_heads, row.config.train.clip_norm) for row in rows.values()]
+    assert values == [(1, None), (1, 1.0), (2, None), (2, 1.0)]
+    # The paper's results are those of a single row, which is not part of the grid.
+    assert all(row.paper == Paper() for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (["model.d_k"], "a grid is FIELD=VALUE,VALUE"),
+        (["model.d_k=8,"], "a grid is FIELD=VALUE,VALUE"),
+        (["model.dk=8"], "unknown field 'dk' of the section model; did you mean 'd_k'"),
+        (["modl.d_k=8"], "unknown field 'modl' of a config; did you mean 'model'"),
+        (["model.d_k=8", "model.d-k=16"], r"the grid has the field model\.d_k twice"),
+        (["model.d_k=0"], r"model\.d_k must be"),
+        (["model.d_k=8.5"], r"model\.d_k must be int"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_described(grid: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grid_rows(Row(Config()), grid)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("train.learning_rate_scale", "2", 2.0),
+        ("train.learning_rate_scale", "1e-3", 1e-3),
+        ("model.num_heads", "2", 2),
+        ("model.positions", "none", "none"),
+        ("model.attention_bias", "true", True),
+        ("train.clip_norm", "None", None),
+        ("train.schedule", "cosine", "cosine"),
+    ],
+)
+def test_text_becomes_a_value_of_the_fields_type(field: str, text: str, value: object) -> None:
+    parsed = parse_value(field, text)
+    assert (parsed, type(parsed)) == (value, type(value))

@@ -1,0 +1,185 @@
+"""Test that the effects of fields agree with a regression, textbook formulas, and simulations."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from example_configs import SMALL
+from run_files import collect, set_status, write_results
+from scipy import stats
+
+from transformer_jax.config import Config, Row
+from transformer_jax.reports.factors import Contrast, analyze_factors, find_factors
+from transformer_jax.reports.report import write_report
+from transformer_jax.sweeps.plan import plan_sweep
+
+HEADS, SIZES = (1, 2, 4), (4, 8)
+
+
+def make_configs(
+    heads: tuple[int, ...] = HEADS, sizes: tuple[int, ...] = SIZES
+) -> dict[str, Config]:
+    return {
+        f"h{h}-k{k}": SMALL.change(model={"num_heads": h, "d_k": k})
+        for h, k in itertools.product(heads, sizes)
+    }
+
+
+def draw_scores(configs: dict[str, Config], seeds: int = 4) -> dict[str, dict[int, float]]:
+    rng = np.random.default_rng(0)
+    shift = rng.normal(size=seeds)
+    return {x: dict(enumerate((rng.normal(size=seeds) + shift).tolist())) for x in configs}
+
+
+def by_kind(contrasts: list[Contrast], kind: str) -> dict[str, Contrast]:
+    return {x.name: x for x in contrasts if x.kind == kind}
+
+
+def test_fields_are_factors_if_the_rows_are_all_combinations() -> None:
+    configs = make_configs()
+    assert find_factors(configs) == {"model.d_k": [4, 8], "model.num_heads": [1, 2, 4]}
+    # Without a combination, with a repeated one, or with a single field, there is no grid.
+    assert find_factors(dict(list(configs.items())[:-1])) is None
+    assert find_factors({**configs, "again": configs["h1-k4"]}) is None
+    assert find_factors(make_configs(sizes=(4,))) is None
+    # Seeds are not a field.
+    seeded = {x: c.change(train={"seed": i}) for i, (x, c) in enumerate(configs.items())}
+    assert find_factors(seeded) == find_factors(configs)
+
+
+def test_effects_are_those_of_a_regression_with_dummy_variables() -> None:
+    configs = make_configs(heads=(1, 2))
+    scores, factors = draw_scores(configs), find_factors(configs)
+    assert factors is not None
+    contrasts = analyze_factors(scores, configs, factors)
+    # The regression has an intercept, both fields, their product, and seeds. Deviation coding
+    # makes the coefficients of the fields main effects.
+    lines = [(h, k, seed) for h, k in itertools.product((1, 2), SIZES) for seed in range(4)]
+    design = np.array(
+        [
+            [1.0, h - 1.5, (k - 6) / 4, (h - 1.5) * (k - 6) / 4, *(seed == s for s in range(1, 4))]
+            for h, k, seed in lines
+        ]
+    )
+    values = np.array([scores[f"h{h}-k{k}"][seed] for h, k, seed in lines])
+    solution, residual, *_ = np.linalg.lstsq(design, values)
+    freedom = len(lines) - design.shape[1]
+    covariance = residual[0] / freedom * np.linalg.inv(design.T @ design)
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(np.diag(covariance))
+    [interaction] = by_kind(contrasts, "interaction").values()
+    assert interaction.difference == pytest.approx(solution[3])
+    low, high = interaction.interval
+    # The only interaction has the interval and the p-value of Student's t.
+    assert (high - low) / 2 == pytest.approx(half[3], rel=2e-3)
+    t = abs(solution[3]) / np.sqrt(covariance[3, 3])
+    assert interaction.p == pytest.approx(2 * stats.t.sf(t, freedom), abs=2e-3)
+    main = by_kind(contrasts, "main effect")
+    assert main["num_heads 2 - 1"].difference == pytest.approx(solution[1])
+    assert main["d_k 8 - 4"].difference == pytest.approx(solution[2])
+    # Two main effects are wider than one would be, and not wider than Bonferroni's intervals.
+    low, high = main["d_k 8 - 4"].interval
+    bonferroni = half[2] * stats.t.ppf(1 - 0.025 / 2, freedom) / stats.t.ppf(0.975, freedom)
+    assert half[2] < (high - low) / 2 < bonferroni * 1.001
+
+
+def test_a_matched_contrast_compares_two_rows() -> None:
+    configs = make_configs()
+    scores, factors = draw_scores(configs), find_factors(configs)
+    assert factors is not None
+    matched = by_kind(analyze_factors(scores, configs, factors), "matched contrast")
+    assert len(matched) == 2 * 2 + 3
+    mean = {row: float(np.mean(list(x.values()))) for row, x in scores.items()}
+    assert matched["num_heads 4 - 1 at d_k 8"].difference == pytest.approx(
+        mean["h4-k8"] - mean["h1-k8"]
+    )
+    assert matched["d_k 8 - 4 at num_heads 2"].difference == pytest.approx(
+        mean["h2-k8"] - mean["h2-k4"]
+    )
+
+
+def test_an_interaction_is_a_difference_between_matched_contrasts() -> None:
+    configs = make_configs()
+    scores, factors = draw_scores(configs), find_factors(configs)
+    assert factors is not None
+    contrasts = analyze_factors(scores, configs, factors)
+    matched = by_kind(contrasts, "matched contrast")
+    interactions = by_kind(contrasts, "interaction")
+    assert len(interactions) == 2
+    assert interactions["(d_k 8 - 4) x (num_heads 4 - 1)"].difference == pytest.approx(
+        matched["d_k 8 - 4 at num_heads 4"].difference
+        - matched["d_k 8 - 4 at num_heads 1"].difference
+    )
+
+
+def test_additive_fields_have_no_interaction_whatever_the_seeds_do() -> None:
+    configs = make_configs()
+    scores = {
+        row: {s: 10.0 * c.model.num_heads + c.model.d_k + 100 * s for s in range(3)}
+        for row, c in configs.items()
+    }
+    factors = find_factors(configs)
+    assert factors is not None
+    contrasts = analyze_factors(scores, configs, factors)
+    for x in by_kind(contrasts, "interaction").values():
+        assert x.difference == pytest.approx(0)
+    main = by_kind(contrasts, "main effect")
+    assert main["num_heads 4 - 1"].difference == pytest.approx(30)
+    assert main["d_k 8 - 4"].difference == pytest.approx(4)
+
+
+def test_a_family_rarely_contains_a_false_effect() -> None:
+    configs = make_configs()
+    factors = find_factors(configs)
+    assert factors is not None
+    rng = np.random.default_rng(0)
+    false = dict.fromkeys(("main effect", "matched contrast", "interaction"), 0)
+    repetitions = 400
+    for _ in range(repetitions):
+        table = rng.normal(size=(6, 3)) + rng.normal(size=3)
+        scores = {row: dict(enumerate(x.tolist())) for row, x in zip(configs, table, strict=True)}
+        contrasts = analyze_factors(scores, configs, factors)
+        for kind in false:
+            family = by_kind(contrasts, kind).values()
+            false[kind] += any(x.interval.low > 0 or x.interval.high < 0 for x in family)
+    for count in false.values():
+        # With a rate of 5%, the standard deviation of the rate is 1.1%.
+        assert count / repetitions == pytest.approx(0.05, abs=0.035)
+
+
+def test_rows_with_different_seeds_are_not_analyzed() -> None:
+    configs = make_configs()
+    scores, factors = draw_scores(configs), find_factors(configs)
+    assert factors is not None
+    first = next(iter(scores))
+    for incomplete in (
+        {**scores, first: {0: 1.0}},
+        {row: x for row, x in scores.items() if row != first},
+        {row: {0: x[0]} for row, x in scores.items()},
+    ):
+        assert analyze_factors(incomplete, configs, factors) == []
+
+
+def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
+    rows = {name: Row(config) for name, config in make_configs(heads=(1, 2)).items()}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    rng = np.random.default_rng(0)
+    for run in sweep.runs:
+        perplexity = 4.0 * run.config.model.num_heads * math.exp(0.001 * rng.normal())
+        write_results(run, perplexity, 10, splits=["dev"])
+        set_status(run, "done")
+    results = collect(sweep)
+    folder = write_report(results)
+    text = (folder / "table.md").read_text()
+    assert "Effects of fields on ln perplexity on the development set" in text
+    assert "num\\_heads 2 - 1 | main effect | +0.69" in text
+    lines = (folder / "factors.csv").read_text().splitlines()
+    assert lines[0] == "effect,kind,score,split,difference,low,high,p"
+    # Two main effects, four matched contrasts, and one interaction, in each score.
+    assert len(lines) == 1 + 2 * 7
+    other = replace(results.rows["h2-k4"], has_other_text=True)
+    changed = replace(results, rows={**results.rows, "h2-k4": other})
+    assert changed.contrasts("perplexity", "dev") == []

@@ -1,0 +1,148 @@
+"""Analyze a sweep whose rows are all combinations of the values of several fields.
+
+A sweep with the fields A and B has three families of contrasts. A main effect is the difference
+between two values of A, averaged over the values of B. A matched contrast is the same difference
+for one value of B. An interaction is the difference between two matched contrasts. Each family has
+simultaneous 95% intervals. The first value of each field is its baseline.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from transformer_jax.config import Config
+from transformer_jax.config.rows import FieldValue
+from transformer_jax.reports.seed_statistics import (
+    CONFIDENCE,
+    Interval,
+    Scores,
+    dunnett_probability,
+    dunnett_quantile,
+)
+
+Kind = Literal["main effect", "matched contrast", "interaction"]
+Factors = Mapping[str, Sequence[FieldValue]]
+"""The values of each field, keyed by the field's name, such as "model.d_k"."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of row means, which is 0 if the fields have no such effect."""
+
+    kind: Kind
+    name: str
+    difference: float
+    interval: Interval
+    p: float
+    """The p-value, corrected for all contrasts of the same kind."""
+
+
+def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] | None:
+    """Return the fields that vary if the rows are all combinations of at least two fields.
+
+    The values are in the order of the rows, so the first row has the baseline of each field.
+    """
+    base = next(iter(configs.values()))
+    changed = {key for config in configs.values() for key in base.differences(config)}
+    fields = sorted(changed - {("train", "seed")})
+    values = {name: _values(name, configs) for name in (".".join(field) for field in fields)}
+    cells = {_cell(values, config) for config in configs.values()}
+    is_full = len(cells) == len(configs) == math.prod(map(len, values.values()))
+    return values if len(values) > 1 and is_full else None
+
+
+def analyze_factors(
+    scores: Scores, configs: Mapping[str, Config], factors: Factors
+) -> list[Contrast]:
+    """Return all contrasts, or an empty list unless all rows have the same seeds, at least two."""
+    seeds = {frozenset(by_seed) for by_seed in scores.values()}
+    if len(seeds) != 1 or len(scores) != len(configs) or len(next(iter(seeds))) < 2:
+        return []
+    order = sorted(next(iter(seeds)))
+    table = np.array([[by_seed[seed] for seed in order] for by_seed in scores.values()])
+    residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
+    num_rows, num_seeds = table.shape
+    freedom = (num_rows - 1) * (num_seeds - 1)
+    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
+    cells = [_cell(factors, configs[row]) for row in scores]
+    means = table.mean(axis=1)
+    return [
+        contrast
+        for kind, weights in _list_weights(factors, cells).items()
+        for contrast in _estimate(kind, weights, means, deviation / math.sqrt(num_seeds), freedom)
+    ]
+
+
+def _values(field: str, configs: Mapping[str, Config]) -> list[FieldValue]:
+    section, key = field.split(".")
+    return list(dict.fromkeys(getattr(getattr(x, section), key) for x in configs.values()))
+
+
+def _cell(factors: Factors, config: Config) -> tuple[FieldValue, ...]:
+    fields = (field.split(".") for field in factors)
+    return tuple(getattr(getattr(config, section), key) for section, key in fields)
+
+
+Weights = dict[str, Float[np.ndarray, " R"]]
+
+
+def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> dict[Kind, Weights]:
+    """Return the weights of the row means in each contrast, by kind and name."""
+    names = [field.partition(".")[2] for field in factors]
+    columns = [np.array([cell[k] for cell in cells], object) for k in range(len(factors))]
+    # For each field, the contrasts between each other value and the first one.
+    steps = [
+        {
+            f"{name} {level} - {levels[0]}": (column == level) * 1.0 - (column == levels[0])
+            for level in levels[1:]
+        }
+        for name, levels, column in zip(names, factors.values(), columns, strict=True)
+    ]
+    main: Weights = {}
+    matched: Weights = {}
+    interactions: Weights = {}
+    for k, choices in enumerate(steps):
+        others = [x for i, x in enumerate(factors.values()) if i != k]
+        labels = [x for i, x in enumerate(names) if i != k]
+        for label, weights in choices.items():
+            main[label] = weights / math.prod(map(len, others))
+            for levels in itertools.product(*others):
+                is_match = np.ones(len(cells), bool)
+                rest = [x for i, x in enumerate(columns) if i != k]
+                for column, level in zip(rest, levels, strict=True):
+                    is_match &= column == level
+                place = ", ".join(f"{x} {y}" for x, y in zip(labels, levels, strict=True))
+                matched[f"{label} at {place}"] = weights * is_match
+    for (i, first), (j, second) in itertools.combinations(enumerate(steps), 2):
+        rest = math.prod(len(x) for k, x in enumerate(factors.values()) if k not in (i, j))
+        for (a, u), (b, v) in itertools.product(first.items(), second.items()):
+            interactions[f"({a}) x ({b})"] = u * v / rest
+    return {"main effect": main, "matched contrast": matched, "interaction": interactions}
+
+
+def _estimate(
+    kind: Kind,
+    weights: Weights,
+    means: Float[np.ndarray, " R"],
+    error: float,
+    freedom: int,
+) -> list[Contrast]:
+    """Estimate one family; `error` is the standard error of a row's mean, without seed effects."""
+    matrix = np.array(list(weights.values()))
+    scale = np.linalg.norm(matrix, axis=1)
+    cosines = (matrix @ matrix.T / np.outer(scale, scale)).round(12)
+    correlation = tuple(map(tuple, cosines.tolist()))
+    critical = dunnett_quantile(CONFIDENCE, correlation, freedom)
+    contrasts = []
+    for name, difference, length in zip(weights, matrix @ means, scale, strict=True):
+        half = critical * error * length
+        statistic = abs(difference) / (error * length) if error else math.inf
+        interval = Interval(float(difference - half), float(difference + half))
+        p = 1 - dunnett_probability(statistic, correlation, freedom)
+        contrasts.append(Contrast(kind, name, float(difference), interval, p))
+    return contrasts
