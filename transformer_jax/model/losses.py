@@ -8,12 +8,11 @@ Shapes: B batch, T positions, N vocab_size.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config import TrainConfig
-from transformer_jax.model.operations import sum_dtype, take_target
+from transformer_jax.model.operations import sum_dtype, summarize
 from transformer_jax.registry import Registry
 from transformer_jax.special_tokens import PAD
 
@@ -64,11 +63,10 @@ def cross_entropy(
     """
     logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD
-    log_total = jax.nn.logsumexp(logits, axis=-1)
-    target_logit = take_target(logits, target)
+    log_total, total, target_logit = summarize(logits, target)
     # This is the expected value of -log p = log_total - logit under the smoothed target, which is
     # (1 - smoothing) * one_hot(target) + smoothing / N.
-    smoothed = log_total - (1 - smoothing) * target_logit - smoothing * logits.mean(axis=-1)
+    smoothed = log_total - (1 - smoothing) * target_logit - smoothing * (total / logits.shape[-1])
     if not (isinstance(z_loss, float | int) and z_loss == 0):
         smoothed += z_loss * log_total**2
     return Loss(

@@ -1,5 +1,8 @@
 """Test the loss against a dense float64 cross-entropy with smoothed targets (section 5.4)."""
 
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,12 +70,21 @@ def test_loss_is_the_cross_entropy_with_the_smoothed_target(
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_loss_and_gradient_do_not_depend_on_the_platform(platform: str) -> None:
     logits, target = 3 * normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
-    gradient = jax.value_and_grad(lambda x: cross_entropy(x, target, 0.1).smoothed)
+    # Include large logits, and a logit that excludes a token other than the target.
+    logits = logits.at[0, 0].multiply(1000).at[0, 1, (int(target[0, 1]) + 1) % 7].set(-1e30)
+
+    def gradient(logits: jax.Array) -> Any:
+        def objective(x: jax.Array) -> Any:
+            loss = cross_entropy(x, target, 0.1, z_loss=1e-3)
+            return loss.smoothed + 0.3 * loss.nll, loss
+
+        return jax.value_and_grad(objective, has_aux=True)(logits)
+
     expected = gradient(logits)
     with tracing_for(platform):
         actual = gradient(logits)
-    for left, right in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-6)
+    for left, right in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_on_a_gpu_has_no_scatter() -> None:
@@ -80,6 +92,14 @@ def test_the_loss_on_a_gpu_has_no_scatter() -> None:
     gradient = jax.grad(lambda x, t: cross_entropy(x, t, 0.1).smoothed)
     assert "scatter" in lower_for("cpu", gradient, logits, target)
     assert "scatter" not in lower_for("cuda", gradient, logits, target)
+
+
+def test_a_gpu_reduces_the_logits_once() -> None:
+    logits, target = normal(0, 2, 5, VOCABULARY), draw_tokens(1, 2, 5)
+    gradient = jax.value_and_grad(lambda x, t: cross_entropy(x, t, 0.1).smoothed)
+    reductions = r"across dimensions = \[2\]"
+    assert len(re.findall(reductions, lower_for("cpu", gradient, logits, target))) > 1
+    assert len(re.findall(reductions, lower_for("cuda", gradient, logits, target))) == 1
 
 
 def test_padding_adds_nothing_to_loss_gradient_or_count() -> None:
