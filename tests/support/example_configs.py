@@ -93,8 +93,8 @@ KINDS = {(kind, key): kind_of(kind, key) for kind, key in FIELDS}
 # A small valid value, a large valid value, and some invalid values. All values between the two
 # valid values satisfy the field's rule.
 Range = tuple[float, float, tuple[float, ...]]
-INTEGER: Range = (1, 10**9, (0, -1))
-REAL: Range = (1e-12, 1e12, (0.0, -1e-9, math.inf, math.nan))
+INTEGER: Range = (1, 10**9, (0, -1, 2**31))
+REAL: Range = (1e-12, 1e12, (0.0, -1e-9, 1e-39, 1e39, math.inf, math.nan))
 WIDTH: Range = (1, 10**6, (0, -1, 10**6 + 1))
 FRACTION: Range = (0.0, 0.999, (1.0, -1e-9, math.inf, math.nan))
 RANGES: dict[str, Range] = {
@@ -138,7 +138,7 @@ RANGES: dict[str, Range] = {
     "clip_norm": REAL,
     "label_smoothing": FRACTION,
     "z_loss": (0.0, 1e12, (-1e-9, math.inf, math.nan)),
-    "gradient_accumulation_steps": INTEGER,
+    "gradient_accumulation_steps": (1, 10_000, (0, -1, 10_001)),
     "seed": (0, 2**31 - 1, (-1, 2**31)),
     "checkpoint_every": INTEGER,
     "bleu_every": INTEGER,
@@ -146,7 +146,7 @@ RANGES: dict[str, Range] = {
     "max_minutes_between_checkpoints": REAL,
     "keep_checkpoints": INTEGER,
     "log_every": INTEGER,
-    "profile": (0, 10**9, (-1,)),
+    "profile": (0, 10**9, (-1, 2**31)),
     "beam_size": (1, 1000, (0, 1001)),
     "length_penalty_alpha": (0.0, 5.0, (-1e-9, 5.1, math.inf, math.nan)),
     "max_extra_length": (0, 10_000, (-1, 10_001)),

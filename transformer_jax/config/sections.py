@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from transformer_jax.config.validation import (
+    COUNT,
+    MAX_COUNT,
     NUMBER,
     NUMBER_UNLESS_ZERO,
     ON_INIT_FROM,
@@ -377,14 +379,14 @@ class DataConfig(ConfigSection):
     references: `zh` for Chinese, `char` for other scripts without spaces, such
     as Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
     sacrebleu[ja] and sacrebleu[ko]."""
-    max_length: Annotated[int, POSITIVE] = 256
+    max_length: Annotated[int, COUNT] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
     """Maximum ratio of the longer side of a pair to the shorter side, in tokens.
     Training skips pairs with a higher ratio, because the two sides are rarely
     translations of each other."""
-    batch_tokens: Annotated[int, POSITIVE] = 25_000
+    batch_tokens: Annotated[int, COUNT] = 25_000
     """The size of a batch across all devices: the approximate number of tokens
     on each side (source and target), including padding."""
     max_batch_shapes: Annotated[int | None, between(1, MAX_BATCH_SHAPES)] = None
@@ -425,10 +427,10 @@ class DataConfig(ConfigSection):
 class TrainConfig(ConfigSection):
     """The training procedure (sections 5.2 to 5.4)."""
 
-    steps: Annotated[int, POSITIVE, ON_RESUME] = 100_000
+    steps: Annotated[int, COUNT, ON_RESUME] = 100_000
     """Number of training steps, including steps that are skipped because the loss
     or gradient is not finite."""
-    warmup_steps: Annotated[int, POSITIVE, NUMBER] = 4000
+    warmup_steps: Annotated[int, COUNT, NUMBER] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE, NUMBER] = 1.0
     """Multiplier for the paper's learning rate, which peaks at
@@ -443,7 +445,7 @@ class TrainConfig(ConfigSection):
     The others differ from the paper: `constant` stays at the peak, `cosine`
     (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay` (Hu et
     al. 2024) first stays at the peak and then decays linearly to 0."""
-    decay_steps: Annotated[int | None, POSITIVE, NUMBER] = None
+    decay_steps: Annotated[int | None, COUNT, NUMBER] = None
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
     train.steps, which then cannot change when the run resumes."""
     decay_fraction: Annotated[float, PROBABILITY, NUMBER] = 0.2
@@ -487,7 +489,7 @@ class TrainConfig(ConfigSection):
     of 1/V. With `other_tokens`, each token except the true one gets a share of
     1/(V-1), as in Tensor2Tensor. The paper does not say which variant it uses."""
     # When a run resumes, this field and `parallelism` affect only the dropout masks.
-    gradient_accumulation_steps: Annotated[int, POSITIVE, ON_RESUME] = 1
+    gradient_accumulation_steps: Annotated[int, between(1, 10_000), ON_RESUME] = 1
     """Split each batch into this many micro-batches to save memory. Each
     micro-batch uses its own dropout masks."""
     parallelism: Annotated[Literal["data", "fsdp", "pmap"], ON_RESUME] = "data"
@@ -500,16 +502,16 @@ class TrainConfig(ConfigSection):
     amount of data sent, but it rounds each device's gradient."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
-    checkpoint_every: Annotated[int, POSITIVE, ON_RESUME] = 1000
+    checkpoint_every: Annotated[int, COUNT, ON_RESUME] = 1000
     """Number of steps or epochs between scheduled checkpoints. At each scheduled
     checkpoint, training computes the perplexity on the development set. The
     paper saves a checkpoint every 10 minutes."""
     checkpoint_unit: Annotated[Literal["step", "epoch"], ON_RESUME] = "step"
     """The unit of train.checkpoint_every."""
-    bleu_every: Annotated[int, POSITIVE, ON_RESUME] = 1
+    bleu_every: Annotated[int, COUNT, ON_RESUME] = 1
     """At every Nth scheduled checkpoint and after the last step, also translate the
     development set and compute BLEU."""
-    patience: Annotated[int | None, POSITIVE, ON_RESUME] = None
+    patience: Annotated[int | None, COUNT, ON_RESUME] = None
     """Stop early if train.patience_metric does not improve for this many
     consecutive scheduled checkpoints. Differs from the paper, which trains for
     a fixed number of steps."""
@@ -517,16 +519,16 @@ class TrainConfig(ConfigSection):
     """The score on the development set that selects the best checkpoint.
     `smoothed_loss` is the loss of training, which includes label smoothing,
     without dropout. As in fairseq, it is rounded to 0.001 bits per token."""
-    keep_checkpoints: Annotated[int, POSITIVE, ON_RESUME] = 20
+    keep_checkpoints: Annotated[int, COUNT, ON_RESUME] = 20
     """Number of recent scheduled checkpoints to keep for averaging. The best
     checkpoint, which has the lowest train.patience_metric, is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE, ON_RESUME] = 10.0
     """Maximum number of minutes between recovery checkpoints. The first recovery
     checkpoint is saved after step 1, and the intervals then grow to this
     maximum."""
-    log_every: Annotated[int, POSITIVE, ON_RESUME] = 100
+    log_every: Annotated[int, COUNT, ON_RESUME] = 100
     """Number of steps between reports of training metrics."""
-    profile: Annotated[int, at_least(0), ON_RESUME] = 0
+    profile: Annotated[int, between(0, MAX_COUNT), ON_RESUME] = 0
     """Number of steps to trace with JAX's profiler. The trace begins
     train.log_every steps after training starts or resumes. The trace is written
     to RUN/profile, for viewing in TensorBoard or Perfetto."""
@@ -587,7 +589,7 @@ class DecodeConfig(ConfigSection):
     paper's code, a hypothesis can finish if its end-of-sentence token is among
     the 2 x beam_size most likely continuations. With `any`, which differs
     from the paper's code, every hypothesis can finish at every step."""
-    average_checkpoints: Annotated[int, POSITIVE, ON_RESUME] = 1
+    average_checkpoints: Annotated[int, COUNT, ON_RESUME] = 1
     """Translate with the mean parameters of the last N scheduled checkpoints.
     For Table 2, the paper averages 5 checkpoints of the base model and 20 of
     the big model. For Table 3, the paper does not average checkpoints."""

@@ -24,6 +24,9 @@ from transformer_jax.registry import foreign_names
 
 # An integer above this limit cannot be converted to a float.
 LARGEST = sys.float_info.max
+# The limits of positive numbers in float32, in which JAX stores them.
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4028234e38
+MAX_COUNT = 2**31 - 1
 
 TypeForm = Any
 """A type in an annotation: a class such as int, or a form such as `int | None` or a Literal."""
@@ -44,11 +47,14 @@ def between(low: int, high: int) -> Rule:
 
 
 def at_least(low: int) -> Rule:
-    """Allow finite numbers greater than or equal to `low`."""
-    return Rule(f"at least {low} and finite", lambda value: low <= value <= LARGEST)
+    """Allow numbers greater than or equal to `low` that are finite in float32."""
+    return Rule(f"at least {low} and finite", lambda value: low <= value <= LARGEST_FLOAT32)
 
 
-POSITIVE = Rule("positive and finite", lambda value: 0 < value <= LARGEST)
+COUNT = between(1, MAX_COUNT)
+POSITIVE = Rule(
+    "positive and finite in float32", lambda x: SMALLEST_FLOAT32 <= x <= LARGEST_FLOAT32
+)
 PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
