@@ -346,7 +346,7 @@ def report(
             raise UsageError("a report of runs needs a folder: ", Setting("out", "FOLDER"))
         planned = collect_runs(folders, local_path(out))
         statuses = read_adhoc_statuses(planned)
-        command = shell_command("report", *folders, "--out", out, *options)
+        command = shell_command("report", *folders, "--out", planned.path, *options)
     elif out is not None:
         raise UsageError(
             "a sweep's report is written to the sweep's folder: omit ", Setting("out", str(out))

@@ -54,8 +54,16 @@ def one_line(text: str) -> str:
 
 
 def shell_command(*words: object) -> str:
-    """Return a `transformer-jax` command, quoted for the shell."""
-    return shlex.join(["transformer-jax", *map(str, words), *import_arguments()])
+    """Return a `transformer-jax` command, quoted for the shell.
+
+    Pass paths as `Path`, so that a name with a leading dash is not printed as an option.
+    """
+    return shlex.join(["transformer-jax", *map(_as_word, words), *import_arguments()])
+
+
+def _as_word(word: object) -> str:
+    is_like_option = isinstance(word, Path) and str(word).startswith("-")
+    return f"./{word}" if is_like_option else str(word)
 
 
 def _format_option(setting: Setting) -> str:
@@ -67,6 +75,8 @@ def _format_option(setting: Setting) -> str:
         section, dot, field = name.rpartition(".")
         return f"--{section}{dot}no-{field}"
     values = setting.value if isinstance(setting.value, list) else [setting.value]
+    if str(values[0]).startswith("-"):
+        return f"--{name}={shlex.quote(str(values[0]))}"
     return f"--{name} {shlex.join(map(str, values))}"
 
 

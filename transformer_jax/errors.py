@@ -145,7 +145,8 @@ class LostProcessError(TransformerJaxError):
 
     def __init__(self, reason: str, run: Path) -> None:
         if (run / "run.json").exists():
-            advice = f"resume with `transformer-jax resume {shlex.quote(str(run))}`"
+            name = f"./{run}" if str(run).startswith("-") else str(run)
+            advice = f"resume with `transformer-jax resume {shlex.quote(name)}`"
         else:
             advice = "the run does not exist yet: run the same command again"
         super().__init__(f"{reason}; {advice}")

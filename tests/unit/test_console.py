@@ -58,6 +58,12 @@ def test_the_shell_splits_a_shell_command_into_its_words() -> None:
     assert shlex.split(shell_command(*words)) == ["transformer-jax", *words]
 
 
+def test_a_name_with_a_leading_dash_is_not_an_option_in_a_command() -> None:
+    assert shell_command("translate", Path("-run")) == "transformer-jax translate ./-run"
+    error = UsageError("", Setting("out", "-run-2"))
+    assert format_for_shell(error) == "--out=-run-2"
+
+
 @pytest.mark.parametrize(
     ("error", "line", "code"),
     [

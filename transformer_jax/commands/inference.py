@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
 from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
+from transformer_jax.data.text_files import find_format
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.files import check_available
 from transformer_jax.runs.run_folder import RunFolder
@@ -171,7 +172,9 @@ class Package(CheckpointCommand):
         if self.license == "unknown":
             stderr.print("note: the model card has no license; choose one with --license")
         if not find_scores(run.folder.path, run.steps):
-            evaluate = f"{shell_command('evaluate', self.run_folder)}{self.checkpoint_options}"
+            evaluate = (
+                f"{shell_command('evaluate', Path(self.run_folder))}{self.checkpoint_options}"
+            )
             stderr.print(
                 f"note: the model card has no scores; to store scores in the run, use `{evaluate}`"
             )
@@ -187,6 +190,8 @@ def _decode_lines(data: bytes) -> list[str]:
     Remove a byte-order mark at the start of the text and a "\r" at the end of any line, as the
     readers of corpus files do.
     """
+    if kind := find_format(data):
+        raise DataError(f"the input is a {kind} file, not text: unpack it first")
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     decoded: list[str] = []

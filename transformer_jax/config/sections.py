@@ -330,8 +330,8 @@ class DataConfig(ConfigSection):
     # When a run resumes, the files may have moved, but their text must be the same.
     train: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the source file and target file of the training set (UTF-8,
-    plain or gzip). Line n of the target file is the translation of line n of
-    the source file."""
+    plain or compressed with gzip, xz, or bzip2). Line n of the target file is
+    the translation of line n of the source file."""
     dev: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the development set, in the same format as data.train.
     Training evaluates the model on this set."""

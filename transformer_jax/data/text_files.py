@@ -5,12 +5,16 @@ Unicode line separators. A byte-order mark at the start of a file and a carriage
 of a line are not part of the text.
 """
 
+import bz2
 import codecs
+import contextlib
 import gzip
 import hashlib
 import io
 import itertools
+import lzma
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +27,24 @@ from transformer_jax.files import local_path
 
 # If a line is much longer than this limit, only its beginning is kept.
 MAX_LINE_BYTES = 1 << 16
-GZIP_MAGIC = b"\x1f\x8b"
+# The formats of compressed files by their first bytes.
+MAGIC = {
+    "gzip": b"\x1f\x8b",
+    "xz": b"\xfd7zXZ\0",
+    "bzip2": b"BZh[1-9](1AY&SY|\x17rE8P\x90)",
+    "zstd": b"[\x22-\x28]\xb5\x2f\xfd",
+    "zip": b"PK(\x03\x04|\x05\x06)",
+    "7z": b"7z\xbc\xaf\x27\x1c",
+    "rar": b"Rar!\x1a\x07",
+    "lz4": b"\x04\x22\x4d\x18",
+    "compress": b"\x1f\x9d",
+    "lzip": b"LZIP\x01",
+    "tar": b".{257}ustar",
+}
+MAGIC_BYTES = 262
+OPENERS = {"gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}
+BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2"}
 
 
 class FileCorpus:
@@ -70,7 +91,7 @@ class FileCorpus:
 
 
 class TextFiles(FileCorpus):
-    """A corpus stored in pairs of plain or gzip-compressed files."""
+    """A corpus stored in pairs of files, which may be compressed with gzip, xz, or bzip2."""
 
     kind = "text files"
 
@@ -198,16 +219,43 @@ def read_lines(path: Path) -> Iterator[str]:
             f"{path.name}, line {number}: not UTF-8, byte {error.start + 1} is "
             f"0x{error.object[error.start]:02x}: convert the file, for example with iconv"
         ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path.name}, after line {number}: broken gzip: {error}") from error
+    except BROKEN as error:
+        raise _broken(path, number, error) from error
     except OSError as error:
-        raise _read_error(path, error) from error
+        # The error of a broken bzip2 file has no number.
+        kind = _broken(path, number, error) if error.errno is None else _read_error(path, error)
+        raise kind from error
+
+
+def find_format(data: bytes) -> str:
+    """Return the format of the compressed file or archive that starts with these bytes, or ""."""
+    formats = (name for name, magic in MAGIC.items() if re.match(magic, data, re.DOTALL))
+    return next(formats, "")
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """Open a file, and decompress it if it starts with the gzip magic number."""
+    """Open a file, and decompress it if its first bytes are those of a format in `OPENERS`."""
     with path.open("rb") as file:
-        is_gzip = file.read(2) == GZIP_MAGIC
-    if not is_gzip and path.suffix == ".gz":
-        raise DataError(f"{path.name} is not a gzip file, although its name ends in .gz")
-    return gzip.open(path) if is_gzip else path.open("rb")
+        kind = find_format(file.read(MAGIC_BYTES))
+    expected = SUFFIXES.get(path.suffix, kind)
+    if kind != expected:
+        raise DataError(
+            f"{path.name} is not a {expected} file, although its name ends in {path.suffix}"
+        )
+    if kind in OPENERS:
+        inner = ""
+        # `read_lines` reports where the compressed data is broken.
+        with contextlib.suppress(*BROKEN, OSError), OPENERS[kind](path) as file:
+            inner = find_format(file.read(MAGIC_BYTES))
+        if not inner:
+            return OPENERS[kind](path)
+        kind = inner
+    if kind:
+        raise DataError(f"{path.name} contains a {kind} file: unpack it first")
+    return path.open("rb")
+
+
+def _broken(path: Path, number: int, error: Exception) -> DataError:
+    with path.open("rb") as file:
+        kind = find_format(file.read(MAGIC_BYTES))
+    return DataError(f"{path.name}, after line {number}: broken {kind}: {error}")

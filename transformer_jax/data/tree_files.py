@@ -5,7 +5,7 @@ split consists of Wall Street Journal sections of the Penn Treebank, in the fold
 Sections 02 to 21 are for training, section 22 is for development, and section 23 is for testing.
 
 Files with the suffix `.trees` contain one tree per line. Trees in `.mrg` files may span several
-lines. Both kinds of files may be compressed with gzip.
+lines. Both kinds of files may be compressed with gzip, xz, or bzip2.
 """
 
 import itertools
@@ -14,12 +14,13 @@ from pathlib import Path
 
 from transformer_jax.data.linearization import linearize
 from transformer_jax.data.splits import SPLITS, Split
+from transformer_jax.data.text_files import SUFFIXES as COMPRESSED
 from transformer_jax.data.text_files import FileCorpus, data_folder, read_lines
 from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 from transformer_jax.files import is_stray
 
-SUFFIXES = (".trees", ".trees.gz", ".mrg", ".mrg.gz")
+SUFFIXES = tuple(f".{kind}{end}" for kind in ("trees", "mrg") for end in ("", *COMPRESSED))
 # The Wall Street Journal sections in each split, by folder name.
 WSJ_SECTIONS: dict[Split, tuple[str, ...]] = {
     "train": tuple(f"{number:02}" for number in range(2, 22)),

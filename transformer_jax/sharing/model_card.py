@@ -137,7 +137,7 @@ def write_card(
             config.model.architecture, f"A model of architecture {config.model.architecture}"
         ),
         path=json.dumps(name, ensure_ascii=False),
-        command=shell_command("translate", name),
+        command=shell_command("translate", Path(name)),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
         parameters=parameters,
         dtype=dtype,

@@ -1,6 +1,8 @@
 """Test that lines are read as written, and that one-line error messages locate each fault."""
 
+import bz2
 import gzip
+import lzma
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -345,3 +347,46 @@ def test_a_line_of_dev_that_is_too_long_is_refused(tmp_path: Path) -> None:
             else:
                 message = data_error(partial(corpus.count, "dev"))
                 assert message.startswith("dev.de, line 2: more than 65536 bytes; dev is scored")
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": compress,
+    "xz": lzma.compress,
+    "bzip2": bz2.compress,
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_a_compressed_file_is_recognized_by_its_first_bytes(kind: str, tmp_path: Path) -> None:
+    packed = PACKED[kind](b"one\nBZh\ntwo\n" * 50)
+    assert sources(write_corpus(tmp_path, packed)) == ["one", "BZh", "two"] * 50
+    broken = write_corpus(tmp_path, packed[:-12])
+    assert f"broken {kind}: " in data_error(partial(broken.count, "train"))
+    corrupt = write_corpus(tmp_path, packed[:20] + bytes(8) + packed[28:])
+    assert "train.en, after line " in data_error(partial(corrupt.count, "train"))
+
+
+UNSUPPORTED = {
+    "zstd": bytes.fromhex("28b52ffd0403210000"),
+    "zip": b"PK\x03\x04" + bytes(30),
+    "7z": b"7z\xbc\xaf\x27\x1c" + bytes(9),
+    "rar": b"Rar!\x1a\x07\x01\x00",
+    "lz4": bytes.fromhex("04224d186440a7"),
+    "compress": b"\x1f\x9d\x90",
+    "tar": b"train.en".ljust(257, b"\0") + b"ustar\x0000",
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_another_archive_is_named_whether_it_is_compressed_or_not(
+    kind: str, tmp_path: Path
+) -> None:
+    for data in (UNSUPPORTED[kind], compress(UNSUPPORTED[kind]), lzma.compress(UNSUPPORTED[kind])):
+        corpus = write_corpus(tmp_path, data)
+        message = data_error(partial(corpus.count, "train"))
+        assert message == f"train.en contains a {kind} file: unpack it first"
+
+
+def test_text_is_not_mistaken_for_an_archive(tmp_path: Path) -> None:
+    for data in (b"BZh9 is a magic number\n", b"PK\n", b"Rar!\n", b"7z\n", b"LZIP\n"):
+        assert sources(write_corpus(tmp_path, data)) == [data.decode().strip()]
