@@ -64,7 +64,8 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
     margin = f"{MARGINS[score]:g} {'ln ' if score == 'perplexity' else ''}{LABELS[score]}"
     return (
         f"Equal {LABELS[score]} on the {_name(split)} set, within {margin}, could be shown with "
-        f"{seeds:,} seeds for each row; the rows have {len(results.base.find(score, split))}."
+        f"{seeds:,} seeds for each row; {results.base.name} has "
+        f"{len(results.base.find(score, split))}."
     )
 
 

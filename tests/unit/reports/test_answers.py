@@ -69,7 +69,7 @@ def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Pa
     assert reach in perplexity
     seeds = results.seeds_for_equivalence("perplexity", "dev")
     assert seeds is not None
-    assert f"could be shown with {seeds:,} seeds for each row; the rows have 3." in reach
+    assert f"could be shown with {seeds:,} seeds for each row; base has 3." in reach
 
 
 def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None:
