@@ -70,14 +70,17 @@ class Trainer:
         self._step = CompiledStep(TrainStep(self.model, config.train), self.sharding)
         self.state = self.sharding.place_state(init_state(self.model, config.train))
 
-    def step(self, batch: Batch) -> StepMetrics:
-        """Start a step, compiling it if needed; return its metrics without waiting for them."""
+    def step(self, batch: Batch, placed: Batch | None = None) -> StepMetrics:
+        """Start a step, compiling it if needed; return its metrics without waiting for them.
+
+        For `placed`, see `CompiledStep`.
+        """
         if not self._step.is_compiled_for(batch):
             with self._paused():
                 start = time.perf_counter()
                 self._step.compile(self.state, batch)
                 self.compile_seconds += time.perf_counter() - start
-        self.state, metrics = self._step(self.state, batch)
+        self.state, metrics = self._step(self.state, batch, placed)
         return metrics
 
     @property

@@ -20,6 +20,7 @@ from experiments.benchmark.workloads import random_tokens
 from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.data.parallel import map_ahead
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.files import read_json_object
@@ -218,19 +219,27 @@ def pipeline(task: Mapping[str, Any]) -> Workload:
     shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
     about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
 
-    def stream() -> Iterator[Batch]:
+    def stream() -> Iterator[Batch | int]:
         # The first call compiles the training step for every batch shape.
         yield from kept.values()
         if task["is_preloaded"]:
             yield from (kept[shape] for shape in shape_of)
         else:
-            yield from (batches.local_batch(s, trainer.sharding.shard) for s in itertools.count())
+            yield from itertools.count()
 
-    at_hand = stream()
+    def read(source: Batch | int) -> tuple[Batch, Batch]:
+        shard = trainer.sharding.shard
+        batch = batches.local_batch(source, shard) if isinstance(source, int) else source
+        return batch, trainer.sharding.place_batch(batch)
+
+    # As in a run, a thread reads the next batches and copies them to the devices.
+    at_hand = map_ahead(read, stream())
 
     def turn(steps: int) -> RunResult:
-        for batch in itertools.islice(at_hand, steps):
-            meter.add(trainer.step(batch), step_flops(config.model, sizes["vocab_size"], batch))
+        for batch, placed in itertools.islice(at_hand, steps):
+            meter.add(
+                trainer.step(batch, placed), step_flops(config.model, sizes["vocab_size"], batch)
+            )
             meter.wait_for_earlier_step()
         loss = mean_loss(meter.last)
         tokens = sum(count for *_, count in meter.pending_metrics())

@@ -69,8 +69,10 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after the rename": lambda: die_after(Path, "rename", "checkpoints/."),
     "during an evaluation": lambda: die_before(evaluation, "perplexity", count=1),
     "before the score is recorded": lambda: die_before(checksums, "replace", count=1),
-    "while the score is recorded": lambda: die_before(Path, "replace", ".20.checkpoint.json"),
-    "before the checksum of the score": lambda: die_after(Path, "replace", ".20.checkpoint.json"),
+    "while the score is recorded": lambda: die_before(Path, "replace", ".20.checkpoint.json", 1),
+    "before the checksum of the score": lambda: die_after(
+        Path, "replace", ".20.checkpoint.json", 1
+    ),
     "before the old checkpoint is removed": lambda: die_before(shutil, "rmtree", ".old-", 1),
     "while the old checkpoint is removed": lambda: die_before(os, "rmdir", "params", 1),
 }

@@ -1,4 +1,4 @@
-"""Apply a function to many items in several processes, in order.
+"""Apply a function to many items in order, in several processes or ahead of time in a thread.
 
 The processes do not import JAX. They start as new programs instead of forks, so they inherit no
 threads, and they do not run the caller's main module. A process ends when the process that started
@@ -75,6 +75,26 @@ def map_in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int = 2
+) -> Generator[Result]:
+    """Yield the result for each item, in order, while a thread computes the next results.
+
+    Close the iterator to stop the thread.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        pending: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                pending.append(thread.submit(function, item))
+                if len(pending) > num_ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Process:

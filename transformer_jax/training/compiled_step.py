@@ -112,11 +112,16 @@ class CompiledStep:
         meanwhile = " while training" if is_ahead else ""
         return f"compiled for {size} tokens in {seconds:.1f} s{meanwhile}"
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows, compiling it if necessary. The state is donated."""
+    def __call__(
+        self, state: TrainState, batch: Batch, placed: Batch | None = None
+    ) -> tuple[TrainState, StepMetrics]:
+        """Run one step on this process's rows, compiling it if necessary. The state is donated.
+
+        `placed` is the result of `sharding.place_batch(batch)`, if the caller has it.
+        """
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
-        placed = self._sharding.place_batch(batch)
+        placed = self._sharding.place_batch(batch) if placed is None else placed
         return self._compiled[_shape(batch)](state, self._numbers, placed)
 
 

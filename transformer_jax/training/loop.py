@@ -16,6 +16,8 @@ from transformer_jax.backend import count_compilations, start_backend
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
+from transformer_jax.data.batches import Batch
+from transformer_jax.data.parallel import map_ahead
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus, Vote
@@ -134,11 +136,19 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
     step_type = JointStep if slots.is_joint else TrainStep
     one_step = step_type(lead.model, lead.folder.config.train)
     consensus = StepConsensus(group)
+
+    def read(step: int) -> tuple[Batch, Batch]:
+        # Batches are numbered from 0, and steps from 1.
+        batch = slots.join([x.read_batch(step - 1) for x in members])
+        return batch, lead.sharding.place_batch(batch)
+
+    steps = range(first, last + 1)
     with (
         CompiledStep(one_step, lead.sharding, slots.num_runs) as train_step,
+        contextlib.closing(map_ahead(read, steps)) as batches,
         _make_tracer(lead, members[0].writer, restored=first - 1) as tracer,
     ):
-        for step in range(first, last + 1):
+        for step, (batch, placed) in zip(steps, batches, strict=True):
             for slot, member in enumerate(members):
                 if member.restored == step - 1 > first - 1:
                     slots.write(slot, member.state)
@@ -147,8 +157,6 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
             active = {i: member for i, member in enumerate(members) if member.trains_at(step)}
             if not active:
                 continue
-            # Batches are numbered from 0, and steps from 1.
-            batch = slots.join([x.read_batch(step - 1) for x in members])
             if not train_step.is_compiled_for(batch):
                 with _paused(active.values()):
                     heartbeat.busy("compiling")
@@ -156,7 +164,7 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
                     _say(active.values(), train_step.compile(slots.states, batch, upcoming))
             for message in train_step.take_finished():
                 _say(active.values(), message)
-            slots.states, metrics = train_step(slots.states, batch)
+            slots.states, metrics = train_step(slots.states, batch, placed)
             for slot, one in enumerate(slots.split(metrics)):
                 if slot in active:
                     active[slot].attempt(active[slot].record, step, one)

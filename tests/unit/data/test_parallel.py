@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from transformer_jax.data.parallel import count_usable_cores, map_in_order
+from transformer_jax.data.parallel import count_usable_cores, map_ahead, map_in_order
 from transformer_jax.errors import TransformerJaxError
 
 PID = "__import__('os').getpid()"
@@ -35,6 +36,27 @@ def wait_until_ended(pid: int) -> None:
 def test_results_are_in_order(num_processes: int) -> None:
     items = [str(n) for n in range(50)]
     assert list(map_in_order(int, items, num_processes)) == list(range(50))
+
+
+def test_a_thread_computes_the_next_results_ahead_and_ends_with_the_iterator() -> None:
+    num_started = threading.Semaphore(0)
+
+    def start(n: int) -> tuple[int, int]:
+        num_started.release()
+        return n, threading.get_ident()
+
+    results = map_ahead(start, itertools.count(), 2)
+    first, thread = next(results)
+    assert first == 0
+    assert thread != threading.get_ident()
+    # Without being asked, the thread computes two more results.
+    for _ in range(3):
+        assert num_started.acquire(timeout=30)
+    assert [n for n, _ in itertools.islice(results, 3)] == [1, 2, 3]
+    results.close()
+    assert list(map_ahead(str, range(5))) == ["0", "1", "2", "3", "4"]
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(map_ahead(int, ["1", "x"]))
 
 
 def test_only_a_few_items_are_read_ahead() -> None:
