@@ -34,6 +34,8 @@ was in slot ancestors[b, j, l] when the step function read its token l.
 # This value is finite, so that sums and differences are not NaN. Adding a number changes the value
 # slightly, so compare with NEG_INF / 2 to find out whether a slot is empty.
 NEG_INF = -1.0e9
+# Limits on the number of elements in a block of `first_argmax`.
+MIN_BLOCK, MAX_BLOCK = 8, 256
 
 
 def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
@@ -256,6 +258,23 @@ def _select(x: Array, index: Int[Array, "B J"]) -> Array:
     return jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
+def first_argmax(x: Float[Array, "B N"]) -> Int[Array, " B"]:
+    """Return the index of each row's maximum, and the smallest index if there are several.
+
+    If a row contains NaN, return any of its indices.
+
+    On a CPU, XLA computes `argmax` and `top_k` one element at a time, but `max` with vector
+    instructions. Therefore, find the block of the row with the maximum before the index in it.
+    """
+    size = max(k for k in range(1, MAX_BLOCK + 1) if x.shape[1] % k == 0)
+    if size < MIN_BLOCK:
+        return jax.lax.top_k(x, 1)[1][:, 0]
+    blocks = x.reshape(len(x), -1, size)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1, keepdims=True)
+    within = jnp.take_along_axis(blocks, block[..., None], axis=1)[:, 0]
+    return (block[:, 0] * size + jnp.argmax(within, axis=-1)).astype(jnp.int32)
+
+
 class _Greedy(NamedTuple):
     position: Int[Array, ""]
     last_tokens: Int[Array, " B"]
@@ -289,8 +308,7 @@ def greedy_search(
         logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        # On a CPU, `argmax` over the vocabulary is slower than `top_k` with k = 1.
-        likeliest = jax.lax.top_k(forbid(logits, suppress_tokens), 1)[1][:, 0]
+        likeliest = first_argmax(forbid(logits, suppress_tokens))
         last_tokens = jnp.where(is_last, eos, likeliest)
         log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]
         log_prob -= jax.nn.logsumexp(logits, axis=-1)

@@ -26,6 +26,7 @@ from transformer_jax.inference.search import (
     PENALTIES,
     Translations,
     beam_search,
+    first_argmax,
     greedy_search,
 )
 
@@ -51,6 +52,17 @@ def sizes_and_kinds(*sizes: tuple[int, int]) -> list[Any]:
         for i, size in enumerate(sizes)
         for j, kind in enumerate(KINDS)
     ]
+
+
+@pytest.mark.parametrize("size", [1, 7, 24, 607, 1000, 9712])
+def test_the_first_maximum_is_found_as_numpy_does(size: int) -> None:
+    rng = np.random.default_rng(size)
+    # Small integers are often equal.
+    x = rng.integers(0, 5, (8, size)).astype(np.float32)
+    x[1], x[2, -1], x[3, 0] = -np.inf, np.inf, 9
+    np.testing.assert_array_equal(first_argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+    x[:, size // 2] = np.nan
+    assert all(0 <= index < size for index in first_argmax(jnp.asarray(x)))
 
 
 Scored = tuple[float, tuple[int, ...]]
