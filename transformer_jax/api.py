@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from transformer_jax.backend import start_backend
+from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
 from transformer_jax.config.rows import FieldValue
@@ -94,6 +94,7 @@ def train(
     return load_folder(folder, count)
 
 
+@standard_settings()
 def train_folder(
     config: Config,
     path: Path,

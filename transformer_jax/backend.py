@@ -6,8 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import jax
 
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.errors import BackendError, summarize_error
+from transformer_jax.progress import note
 
 GPU_FLAGS = {
     # Timing Triton's kernels for matrix products doubles the compile time of small models, and
@@ -35,7 +36,22 @@ SETTINGS = (
 )
 """JAX's settings that change the results of a run."""
 
+STANDARD_SETTINGS: dict[str, tuple[Callable[[Any], AbstractContextManager[None]], Any]] = {
+    "jax_check_tracer_leaks": (jax.check_tracer_leaks, False),
+    "jax_debug_infs": (jax.debug_infs, False),
+    "jax_debug_nans": (jax.debug_nans, False),
+    "jax_disable_jit": (jax.disable_jit, False),
+    "jax_enable_x64": (jax.enable_x64, False),
+    "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
+    "jax_transfer_guard_device_to_device": (jax.transfer_guard_device_to_device, "allow"),
+    "jax_transfer_guard_device_to_host": (jax.transfer_guard_device_to_host, "allow"),
+    "jax_transfer_guard_host_to_device": (jax.transfer_guard_host_to_device, "allow"),
+}
+"""JAX's settings that runs ignore: the function that sets each one in a context, and its default.
+Runs are in float32 or bfloat16, skip steps that are not finite, and copy arrays implicitly."""
+
 _environment: dict[str, str] = {}
+_noted: set[str] = set()
 
 
 def start_backend(cpu_threads: int | None = None) -> None:
@@ -62,6 +78,25 @@ def start_backend(cpu_threads: int | None = None) -> None:
     _environment.update(settings, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))
     if jax.default_backend() == "cpu":
         _environment["cpu_threads"] = str(threads)
+
+
+@contextmanager
+def standard_settings(dtype: str = "float32") -> Iterator[None]:
+    """Give `STANDARD_SETTINGS` their defaults in this thread until the context exits.
+
+    If the model's `dtype` is float64, which only verification in Python uses, keep 64-bit types.
+    """
+    ignored = [k for k, (_, x) in STANDARD_SETTINGS.items() if _setting(k) not in (x, None)]
+    if dtype == "float64":
+        ignored = [name for name in ignored if name != "jax_enable_x64"]
+    if names := ", ".join(name.upper() for name in ignored if name not in _noted):
+        note(f"runs ignore {names}")
+        _noted.update(ignored)
+    with contextlib.ExitStack() as stack:
+        for name in ignored:
+            set_value, value = STANDARD_SETTINGS[name]
+            stack.enter_context(set_value(value))
+        yield
 
 
 def describe_environment() -> dict[str, str]:

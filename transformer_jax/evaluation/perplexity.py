@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from transformer_jax import progress
+from transformer_jax.backend import standard_settings
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch, Batches, Ragged
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
@@ -86,7 +87,8 @@ def _run_batches(
     losses: list[tuple[Float[Array, " B"], Loss | None]] = []
     for step in range(batches.per_epoch):
         progress.advance(0)
-        losses.append(_losses(params, batches[step], model=model, config=config))
+        with standard_settings(model.config.dtype):
+            losses.append(_losses(params, batches[step], model=model, config=config))
         # Let the host run only a few batches ahead of the device.
         jax.block_until_ready(losses[max(0, step - NUM_AHEAD)])
     return losses
@@ -119,7 +121,8 @@ def score_tokens(
 
     The last token of a sentence is the end-of-sentence token.
     """
-    losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
+    with standard_settings(model.config.dtype):
+        losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
     lengths = batches.target.lengths
     sentences = [np.zeros(0)] * len(lengths)
     for step, batch_losses in enumerate(jax.device_get(losses)):

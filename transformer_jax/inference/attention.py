@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from transformer_jax.backend import standard_settings
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.data.unknown import note_unknown
@@ -173,7 +174,8 @@ def _compute_weights(
             (target, translator.longest_target),
         )
     ]
-    weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
+    with standard_settings(translator.model.config.dtype):
+        weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
     if "cross" not in weights:
         raise UsageError("this model does not attend to the source")
     lengths = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2}

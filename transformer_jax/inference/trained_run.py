@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from transformer_jax.backend import start_backend
+from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.splits import Split
@@ -223,6 +223,7 @@ def note_changed_files(folder: RunFolder) -> None:
         note(line)
 
 
+@standard_settings()
 def load_folder(
     folder: RunFolder, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
@@ -316,6 +317,7 @@ def read_params(folder: RunFolder, steps: Sequence[int]) -> Params:
         return average_params(checkpoints, steps, _restore_target(folder))
 
 
+@standard_settings()
 def _restore_target(folder: RunFolder) -> PyTree:
     model = build_model(folder.config.model, **folder.vocabulary.sizes)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax import progress
+from transformer_jax.backend import standard_settings
 from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.unknown import note_unknown
@@ -254,7 +255,8 @@ class Translator:
         advice: list[str | Setting] = ["use a device with more memory"]
         if self.config.beam_size > 1:
             advice = ["try a smaller beam, such as ", Setting("beam_size", 1)]
-        with memory_errors(f"the device has too little memory for {size}: ", *advice):
+        message = f"the device has too little memory for {size}: "
+        with memory_errors(message, *advice), standard_settings(self.model.config.dtype):
             best = translate_batch(self.model, self.config, num_best, params, source, limit)
             return jax.device_get(best)
 

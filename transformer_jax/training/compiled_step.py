@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 
+from transformer_jax.backend import standard_settings
 from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
@@ -98,6 +99,7 @@ class CompiledStep:
             if future.done() and future.exception() is None:
                 yield self._ahead.pop(shape).result()
 
+    @standard_settings()
     def _compile(
         self, shape: Shape, state: TrainState, placed: Batch, *, is_ahead: bool = False
     ) -> str:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from transformer_jax.backend import count_compilations, start_backend
+from transformer_jax.backend import count_compilations, standard_settings, start_backend
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
@@ -33,6 +33,7 @@ from transformer_jax.training.step import TrainStep
 from transformer_jax.training.tracing import StepTracer
 
 
+@standard_settings()
 def run_training(
     folder: RunFolder,
     console: Console,
@@ -64,6 +65,7 @@ def run_training(
     return member.num_scheduled
 
 
+@standard_settings()
 def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
     """Train runs that differ only in their seeds, in one program on one device.
 
