@@ -7,7 +7,7 @@ from typing import NamedTuple
 from transformer_jax.console import shell_command
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import StorageError
-from transformer_jax.evaluation.evaluation_files import read_translations
+from transformer_jax.evaluation.evaluation_files import read_evaluation_file, read_translations
 from transformer_jax.sweeps.plan import SweepRun
 from transformer_jax.sweeps.status import newest_evaluation
 
@@ -39,8 +39,8 @@ def read_sentences(run: SweepRun, split: Split) -> Iterator[Sentence]:
     if newest is None:
         raise StorageError(f"{run.path} has no scores of its {split} split: {advice}")
     try:
-        with (newest / "sentences.csv").open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        content = read_evaluation_file(newest, "sentences.csv").decode()
+        rows = list(csv.DictReader(content.splitlines()))
         for row, hypothesis, reference in zip(rows, *read_translations(newest), strict=True):
             lengths = int(row["source_tokens"]), int(row["target_tokens"])
             yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)

@@ -7,6 +7,7 @@ and reject special files.
 import contextlib
 import fcntl
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -16,11 +17,12 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
+from transformer_jax.progress import note
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object that this package reads or writes, such as a config or an evaluation."""
@@ -68,6 +70,10 @@ def expand_path(path: str) -> str:
 def local_path(path: str | Path) -> Path:
     """Return a path that a user chose; see `expand_path`."""
     return Path(expand_path(str(path)))
+
+
+DIGEST = "sha256"
+"""The field that contains the digest of a JSON object; see `add_digest`."""
 
 
 def write_json(path: Path, content: object) -> None:
@@ -187,12 +193,27 @@ def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json_object(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing, too large, or invalid."""
+    """Return the object in a JSON file, or {} if the file is missing, too large, or invalid.
+
+    If the object has the digest of `add_digest`, omit the digest. If the digest is wrong, issue a
+    note and return {}.
+    """
     with contextlib.suppress(OSError, StorageError, *INVALID_JSON):
         content = json.loads(read_limited(path))
         if isinstance(content, dict):
+            if content == add_digest(content):
+                del content[DIGEST]
+            elif DIGEST in content:
+                note(f"{path} differs from what was written, so it is ignored")
+                return {}
             return content
     return {}
+
+
+def add_digest(content: Mapping[str, object]) -> JsonObject:
+    """Return an object whose last field is the SHA-256 of its other fields as JSON."""
+    fields = {name: value for name, value in content.items() if name != DIGEST}
+    return {**fields, DIGEST: hashlib.sha256(json.dumps(fields).encode()).hexdigest()}
 
 
 def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:

@@ -5,10 +5,12 @@ The folder contains these files:
     evaluations/test-step8000-average5-beam4-alpha0.6/
         source.txt, hypothesis.txt, reference.txt
         sentences.csv            the lengths and the negative log-likelihood of each pair
-        scores.json              scores, and how the translations were produced
+        scores.json              scores, how the translations were produced, and the digests of
+                                 this file and of the files above
         baseline-NAME-*.json     comparisons with other runs (`significance`)
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from transformer_jax.evaluation.scores import bleu_signature, choose_tokenizer
 from transformer_jax.files import (
     MAX_VOCABULARY_BYTES,
     JsonObject,
+    add_digest,
     read_json_object,
     read_limited,
     write_json,
@@ -52,12 +55,29 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
             # Delete the existing scores first, because they belong to the old texts.
             for scores in folder.glob("*.json"):
                 scores.unlink()
+        rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
+        texts[folder / "sentences.csv"] = encode_lines(rows)
         for path, text in texts.items():
             path.write_bytes(text)
-        rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
-        (folder / "sentences.csv").write_bytes(encode_lines(rows))
-        write_json(folder / "scores.json", evaluation.result)
+        digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
+        result = add_digest({**evaluation.result, "files": digests})
+        write_json(folder / "scores.json", result)
     return folder
+
+
+def read_evaluation_file(folder: Path, name: str) -> bytes:
+    """Return the contents of a file of an evaluation, such as "hypothesis.txt".
+
+    Raises:
+        StorageError: the file cannot be read, or it differs from what was written.
+    """
+    with storage_errors(f"the translations in {folder} cannot be read"):
+        content = read_limited(folder / name, MAX_VOCABULARY_BYTES)
+    digests = read_json_object(folder / "scores.json").get("files")
+    expected = digests.get(name) if isinstance(digests, dict) else None
+    if expected not in (None, hashlib.sha256(content).hexdigest()):
+        raise StorageError(f"{folder / name} differs from what was written: evaluate the run again")
+    return content
 
 
 def read_translations(folder: Path) -> tuple[list[str], list[str]]:
@@ -66,9 +86,7 @@ def read_translations(folder: Path) -> tuple[list[str], list[str]]:
     Raises:
         StorageError: a file cannot be read, or the files do not have the same number of lines.
     """
-    paths = [folder / f"{name}.txt" for name in ("hypothesis", "reference")]
-    with storage_errors(f"the translations in {folder} cannot be read"):
-        contents = [read_limited(path, MAX_VOCABULARY_BYTES) for path in paths]
+    contents = [read_evaluation_file(folder, f"{x}.txt") for x in ("hypothesis", "reference")]
     try:
         # Only a newline ends a line, because lines can contain other control characters.
         hypotheses, references = (content.decode().split("\n")[:-1] for content in contents)
@@ -98,6 +116,7 @@ def find_result(
     }
     path = folder.path / "evaluations" / folder_name(settings)
     result = read_json_object(path / "scores.json")
+    result.pop("files", None)
     if not result:
         return None
     try:

@@ -24,6 +24,7 @@ from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.progress import note
+from transformer_jax.runs import checksums
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_averaging import (
     average_last_params,
@@ -31,6 +32,7 @@ from transformer_jax.runs.checkpoint_averaging import (
     select_steps,
 )
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
+from transformer_jax.runs.checksums import CorruptionError
 from transformer_jax.runs.run_folder import Package, RunFolder
 
 if TYPE_CHECKING:
@@ -272,6 +274,11 @@ def _load_package(
     if average_checkpoints not in (None, 1, len(steps)) or step not in (None, steps[-1]):
         mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
         raise UsageError(f"{folder.path} is a package and contains only {mean}")
+    try:
+        # run.json contains the digests of the vocabulary, and the checkpoint contains its own.
+        checksums.read(folder.path, "run.json")
+    except CorruptionError as error:
+        raise StorageError(f"{folder.path} is damaged: {error}") from error
     stored = jax.tree.map(lambda x: x.update(dtype=package.dtype), _restore_target(folder))
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         params = checkpoints.restore(steps[-1], {"params": stored})["params"]

@@ -1,5 +1,4 @@
 import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,18 @@ from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError
 from transformer_jax.evaluation import evaluation_files
 from transformer_jax.evaluation.evaluate import Evaluation
-from transformer_jax.evaluation.evaluation_files import folder_name, save_evaluation
+from transformer_jax.evaluation.evaluation_files import (
+    folder_name,
+    read_translations,
+    save_evaluation,
+)
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
+from transformer_jax.files import read_json_object
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
+from transformer_jax.progress import Note
 from transformer_jax.runs.run_folder import RunFolder
 
 DECODE = Config().to_dict()["decode"]
@@ -55,7 +60,10 @@ def test_lines_and_scores_can_be_read_back(run: Run) -> None:
         for name in ("source", "hypothesis", "reference")
     }
     assert list(lines.values()) == [SOURCES, evaluation.hypotheses, REFERENCES]
-    assert json.loads((folder / "scores.json").read_text()) == evaluation.result
+    scores = read_json_object(folder / "scores.json")
+    files = {"source.txt", "hypothesis.txt", "reference.txt", "sentences.csv"}
+    assert scores.pop("files").keys() == files
+    assert scores == evaluation.result
     with (folder / "sentences.csv").open() as file:
         head, *rows = csv.reader(file)
     assert head == ["source_tokens", "target_tokens", "nll"]
@@ -71,8 +79,8 @@ def test_each_checkpoint_of_a_mean_has_its_own_folder(run: Run) -> None:
         "dev-step4-average1-beam1-alpha0.6",
         "dev-step8-average1-beam1-alpha0.6",
     }
-    scores = json.loads((parent / "dev-step4-average1-beam1-alpha0.6/scores.json").read_text())
-    assert scores == singles[0].result
+    scores = read_json_object(parent / "dev-step4-average1-beam1-alpha0.6/scores.json")
+    assert singles[0].result.items() <= scores.items()
 
 
 def test_each_way_of_translating_has_its_own_folder() -> None:
@@ -107,3 +115,17 @@ def test_scores_are_never_stored_next_to_other_translations(
     with pytest.raises(StorageError, match="no space left"):
         save_evaluation(run, evaluation_of(SOURCES))
     assert list(folder.glob("*.json")) == []
+
+
+def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
+    folder = save_evaluation(run, evaluation_of(REFERENCES))
+    for name in ("hypothesis.txt", "reference.txt"):
+        intact = (folder / name).read_bytes()
+        (folder / name).write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
+        with pytest.raises(StorageError, match=rf"{name} differs from what was written"):
+            read_translations(folder)
+        (folder / name).write_bytes(intact)
+    scores = (folder / "scores.json").read_text()
+    (folder / "scores.json").write_text(scores.replace('"step": 8', '"step": 9'))
+    with pytest.warns(Note, match="scores.json differs from what was written"):
+        assert read_json_object(folder / "scores.json") == {}
