@@ -226,8 +226,9 @@ class Sweep:
                 check_row_name(name): Row(Config.from_dict(row["config"]), Paper(**row["paper"]))
                 for name, row in plan["rows"].items()
             }
-            # The files of each run are checked when its status is read.
-            check_no_links(path, lambda name: name not in rows)
+            # The files of each run are checked when its status is read. In `slurm/`, submitit
+            # creates links, which this package does not follow.
+            check_no_links(path, lambda name: name not in {*rows, "slurm"})
             tuning = _read_tuning(plan["tuning"], rows) if "tuning" in plan else None
             runs = _plan_runs(path, rows, map(int, plan["seeds"]), tuning)
             origins = [Origin(**x) for x in plan.get("origins", ())]
