@@ -142,6 +142,22 @@ def test_a_run_that_is_ahead_joins_when_the_others_reach_its_step(
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), *states)
 
 
+def test_runs_that_differ_in_numbers_match_runs_that_train_alone(tmp_path: Path) -> None:
+    changes: dict[str, dict[str, dict[str, float]]] = {
+        "base": {},
+        "D2": {"model": {"dropout": 0.3}},
+        "D4": {"train": {"label_smoothing": 0.3, "learning_rate_scale": 0.5, "warmup_steps": 6}},
+    }
+    configs = {name: SMALL.change(**sections) for name, sections in changes.items()}
+    for name, config in configs.items():
+        create_run(config, tmp_path / name, QUIET)
+    assert train_all([tmp_path / name for name in configs]) == dict.fromkeys(configs)
+    for name in ("D2", "D4"):
+        assert_close(tmp_path / name, train(configs[name], tmp_path / f"{name}-alone"))
+    losses = {json.dumps(metrics_of(tmp_path / name)[0]) for name in configs}
+    assert len(losses) == 3
+
+
 def test_a_run_that_diverges_ends_alone(
     together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,9 +120,6 @@ def share_compiled_steps() -> Iterator[None]:
     def make_shared_step(model: EncoderDecoder, config: TrainConfig) -> TrainStep:
         return SharedStep(model, dataclasses.replace(config, **UNRELATED))
 
-    def make_shared_joint_step(model: EncoderDecoder, config: TrainConfig) -> JointStep:
-        return SharedJointStep(model, dataclasses.replace(config, **UNRELATED))
-
     def share(compile_step: Compile) -> Compile:
         def compile_once(
             sharding: DataParallel, step: TrainStep, state: TrainState, batch: Batch
@@ -139,7 +136,7 @@ def share_compiled_steps() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "TrainStep", make_shared_step)
-        patch.setattr(loop, "JointStep", make_shared_joint_step)
+        patch.setattr(loop, "JointStep", SharedJointStep)
         for kind in (DataParallel, PmapDataParallel):
             patch.setattr(kind, "compile", share(kind.compile))
         yield

@@ -143,6 +143,11 @@ class ConfigSection:
             if value is not None and (NUMBER in marks or (NUMBER_UNLESS_ZERO in marks and value))
         }
 
+    @property
+    def has_foreign_part(self) -> bool:
+        """Whether a field selects a part from outside this package."""
+        return any(self.is_foreign(key) for key in part_fields(type(self)))
+
     def with_numbers(self, numbers: Mapping[str, object]) -> Self:
         """Return a copy with other values, such as traced arrays, without checking them."""
         changed = copy.copy(self)

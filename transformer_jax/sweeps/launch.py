@@ -223,10 +223,20 @@ class _Pool:
 
 
 def can_train_together(first: SweepRun, run: SweepRun) -> bool:
-    """Return whether one program can train both runs: they are untrained and differ in the seed."""
-    is_same = run.config.change(train={"seed": first.seed}) == first.config
+    """Return whether one program can train both runs.
+
+    The runs must be untrained and differ only in the seed and in numbers that a training step takes
+    as arguments. A part from outside this package might use such a number as a constant.
+    """
+    one, other = first.config, run.config
+    train = {"seed": first.seed}
+    if not any(section.has_foreign_part for section in (one.model, one.train)):
+        numbers = [(x.model.numbers(), x.train.numbers()) for x in (one, other)]
+        if [x.keys() for x in numbers[0]] != [x.keys() for x in numbers[1]]:
+            return False
+        other = other.change(model=numbers[0][0], train=numbers[0][1])
     # `jax.pmap` cannot be part of a larger program.
-    is_possible = is_same and run.config.train.parallelism != "pmap"
+    is_possible = other.change(train=train) == one and one.train.parallelism != "pmap"
     return is_possible and not any(read_status(x).finished for x in (first, run))
 
 

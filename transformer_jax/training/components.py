@@ -62,7 +62,8 @@ def build_run_components(
 ) -> RunComponents:
     """Prepare a run's text, and build its model, batches, schedule, and sharding.
 
-    If `like` is given, reuse the components of that run, which must differ only in its seed.
+    If `like` is given, reuse the components of that run, whose text and batch
+    shapes must be the same.
     `devices` defaults to all devices of all processes.
 
     Raises:
@@ -73,7 +74,13 @@ def build_run_components(
     if like is not None:
         if folder.fingerprint != like.folder.fingerprint:
             raise DataError(f"{folder.path} and {like.folder.path} have different text")
-        return replace(like, folder=folder, batches=like.batches.with_seed(config.train.seed))
+        return replace(
+            like,
+            folder=folder,
+            model=build_model(config.model, **like.prepared.vocabulary.sizes),
+            batches=like.batches.with_seed(config.train.seed),
+            schedule=ActionSchedule(config.train, like.batches.per_epoch),
+        )
     prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
     batches = prepared.batches(config)
     model = build_model(config.model, **prepared.vocabulary.sizes)

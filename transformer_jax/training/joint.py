@@ -6,6 +6,7 @@ computes the same as if it trained alone, apart from rounding.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -15,23 +16,57 @@ import numpy as np
 from jaxtyping import ArrayLike
 
 from transformer_jax.data.batches import Batch
-from transformer_jax.training.step import GradientSum, StepMetrics, TrainState, TrainStep
+from transformer_jax.training.step import (
+    GradientSum,
+    Numbers,
+    StepMetrics,
+    TrainState,
+    TrainStep,
+)
 
 Tree = TypeVar("Tree")
 
 
+@dataclass(frozen=True)
 class JointStep(TrainStep):
-    """A training step of several runs. Each run has its own state, batch, and metrics."""
+    """A training step of several runs. Each run has its own state, numbers, batch, and metrics.
+
+    The runs' configs differ only in the seed and in `Numbers`.
+    """
+
+    steps: tuple[TrainStep, ...] = field(compare=False)
+    """The step of each run. The program depends only on the first one's model and config."""
+    numbers: Numbers | None = None
+
+    @classmethod
+    def combine(cls, *steps: TrainStep) -> "JointStep":
+        """Return a step that makes the given steps, one in each slot."""
+        return cls(steps[0].model, steps[0].config, steps)
+
+    def make_numbers(self) -> Numbers:
+        """Return the numbers of all runs, float32[slots] each."""
+        return _stack([step.make_numbers() for step in self.steps])
+
+    def with_numbers(self, numbers: Numbers) -> "JointStep":
+        """Return a step with other numbers, such as the arguments of a program."""
+        return replace(self, numbers=numbers)
+
+    def _one(self, numbers: Numbers) -> TrainStep:
+        return TrainStep(self.model, self.config).with_numbers(numbers)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
         """Compute each run's sums; see `TrainStep.compute_gradients`."""
-        return jax.vmap(super().compute_gradients)(state, batch)
+        return jax.vmap(lambda numbers, *x: self._one(numbers).compute_gradients(*x))(
+            self.numbers, state, batch
+        )
 
     def apply_gradients(
         self, state: TrainState, sums: GradientSum
     ) -> tuple[TrainState, StepMetrics]:
         """Update each run's state; see `TrainStep.apply_gradients`."""
-        return jax.vmap(super().apply_gradients)(state, sums)
+        return jax.vmap(lambda numbers, *x: self._one(numbers).apply_gradients(*x))(
+            self.numbers, state, sums
+        )
 
 
 class Slots:

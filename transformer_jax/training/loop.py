@@ -67,7 +67,9 @@ def run_training(
 
 @standard_settings()
 def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
-    """Train runs that differ only in their seeds, in one program on one device.
+    """Train runs that differ only in seeds and numbers, in one program on one device.
+
+    See `launch.can_train_together` for the condition.
 
     Each run trains from its latest checkpoint, as `run_training` does. If the latest checkpoints
     are from different steps, the runs that are ahead join when the others reach their steps. An
@@ -135,8 +137,8 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
     first = min(member.restored for member in members) + 1
     last = max(member.folder.config.train.steps for member in members)
     lead, slots = members[0].run, Slots([member.state for member in members])
-    step_type = JointStep if slots.is_joint else TrainStep
-    one_step = step_type(lead.model, lead.folder.config.train)
+    step_of_each = [TrainStep(x.run.model, x.folder.config.train) for x in members]
+    step_of_all = JointStep.combine(*step_of_each) if slots.is_joint else step_of_each[0]
     consensus = StepConsensus(group)
 
     def read(step: int) -> tuple[Batch, Batch]:
@@ -146,7 +148,7 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
 
     steps = range(first, last + 1)
     with (
-        CompiledStep(one_step, lead.sharding, slots.num_runs) as train_step,
+        CompiledStep(step_of_all, lead.sharding, slots.num_runs) as train_step,
         contextlib.closing(map_ahead(read, steps)) as batches,
         _make_tracer(lead, members[0].writer, restored=first - 1) as tracer,
     ):

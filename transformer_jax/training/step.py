@@ -18,7 +18,6 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
-from transformer_jax.config.validation import part_fields
 from transformer_jax.data.batches import Batch
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.model.losses import LOSSES, Loss
@@ -106,8 +105,7 @@ class TrainStep:
         this package, because the part might need Python floats. See `ConfigSection.for_part`.
         """
         model = self.model.config
-        has_foreign_part = any(model.is_foreign(key) for key in part_fields(type(model)))
-        numbers = Numbers({} if has_foreign_part else model.numbers(), self.config.numbers())
+        numbers = Numbers({} if model.has_foreign_part else model.numbers(), self.config.numbers())
         return jax.tree.map(lambda x: jnp.asarray(x, float), numbers)
 
     def with_numbers(self, numbers: Numbers) -> "TrainStep":
