@@ -150,10 +150,11 @@ def _check_flags() -> None:
         return
     code = "from jaxlib import xla_client; xla_client.CompileOptions()"
     command = [sys.executable, "-c", code]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    child = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
     if child.returncode:
+        errors = child.stderr.decode(errors="replace")
         found = re.search(
-            r"(Unknown flags? in XLA_FLAGS: [^\n]*|Couldn't interpret value [^\n]*)", child.stderr
+            r"(Unknown flags? in XLA_FLAGS: [^\n]*|Couldn't interpret value [^\n]*)", errors
         )
         reason = found[0] if found else "XLA rejects a flag"
         raise BackendError(f"JAX cannot start: {reason} (XLA_FLAGS={flags!r}): correct XLA_FLAGS")
@@ -180,10 +181,8 @@ def _describe_failure(platforms: str | None, error: BaseException) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     code = "import jax; print(*dict.fromkeys([jax.default_backend(), 'cpu']), sep=', ')"
     command = [sys.executable, "-c", code]
-    child = subprocess.run(  # noqa: S603
-        command, env=environment, capture_output=True, text=True, check=False
-    )
-    existing = (child.stdout.splitlines() or ["none"])[-1]
+    child = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603
+    existing = (child.stdout.decode().splitlines() or ["none"])[-1]
     reason = summarize_error(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
     return (
         f"JAX cannot start with {setting}: {reason}; platforms on this machine: {existing}; "

@@ -193,15 +193,16 @@ def test_an_error_while_training_is_raised_only_when_a_batch_needs_the_program()
     assert "compile_0" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_gpus_compile_a_step_only_when_a_batch_needs_it() -> None:
+def test_gpus_compile_all_shapes_before_training() -> None:
     sharding = FakeSharding(jax.devices()[:1])
-    step, state = CompiledStep(STEP, sharding), make_state()
-    threads = set(threading.enumerate())
     sharding.platform = "gpu"
-    with step:
-        step.compile_ahead(state, [Bucket(8, 5, 6, 1)])
-        assert not set(threading.enumerate()) - threads
+    tokens = np.ones((8, 5), np.int32)
+    with CompiledStep(STEP, sharding) as step:
+        step.compile(make_state(), Batch(tokens, tokens), [Bucket(8, 5, 6, 1)])
         assert not step.is_compiling_ahead()
+        (message,) = step.take_finished()
+    assert "8 x (5 + 6)" in message
+    assert "while training" not in message
 
 
 class WaitingSharding(FakeSharding):

@@ -242,8 +242,14 @@ class CheckpointManager:
         """Read the trees in `targets` from a checkpoint. See `array_store.restore`."""
         self.wait()
         self._check(step, self.find_damage(step))
-        with checksums.listed_files(self.folder / str(step)) as folder:
-            return array_store.restore(folder, targets)
+        try:
+            with checksums.listed_files(self.folder / str(step)) as folder:
+                return array_store.restore(folder, targets)
+        except CorruptionError as error:
+            # The checkpoint has changed or disappeared since it was checked.
+            raise StorageError(
+                f"checkpoint {step} of {self.run} cannot be read: {error}"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

