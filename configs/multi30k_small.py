@@ -12,7 +12,7 @@ greedy, because beam search returns translations that are too short after so few
 from configs.multi30k import CONFIG as MULTI30K
 
 CONFIG = MULTI30K.change(
-    data={"vocab_size": 2000, "batch_tokens": 2048, "max_length": 64},
+    data={"vocab_size": 2000, "batch_tokens": 2048, "max_length": 64, "max_batch_shapes": None},
     train={
         "steps": 600,
         "warmup_steps": 200,

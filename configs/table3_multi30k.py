@@ -30,6 +30,7 @@ def with_peak(peak: float, warmup_steps: int = WARMUP_STEPS) -> Config:
             **MULTI30K.to_dict()["data"],
             "vocab_size": 2000,
             "batch_tokens": 1024,
+            "max_batch_shapes": None,
             "max_length": 64,
         },
         train={
