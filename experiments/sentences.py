@@ -44,5 +44,5 @@ def read_sentences(run: SweepRun, split: Split) -> Iterator[Sentence]:
         for row, hypothesis, reference in zip(rows, *read_translations(newest), strict=True):
             lengths = int(row["source_tokens"]), int(row["target_tokens"])
             yield Sentence(*lengths, float(row["nll"]), hypothesis, reference)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (StorageError, KeyError, TypeError, ValueError) as error:
         raise StorageError(f"{newest} cannot be read: {error}; {advice}") from error

@@ -24,9 +24,16 @@ from typing import ClassVar
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.files import local_path
+from transformer_jax.progress import note
 
 # If a line is much longer than this limit, only its beginning is kept.
 MAX_LINE_BYTES = 1 << 16
+# The number of lines at the start of each file that are checked for common mistakes.
+NUM_CHECKED_LINES = 1000
+# Tags of the SGML and XML files in which test sets are distributed.
+MARKUP = re.compile(
+    r"\s*</?(\?xml|!doctype|(doc|seg|srcset|refset|tstset|tmx|tu|tuv)\b)", re.IGNORECASE
+)
 # The formats of compressed files by their first bytes.
 MAGIC = {
     "gzip": b"\x1f\x8b",
@@ -114,6 +121,30 @@ class TextFiles(FileCorpus):
             if (pair := files.get(split)) is not None
         }
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
+        # Other methods report files that cannot be read.
+        with contextlib.suppress(DataError):
+            self._note_mistakes()
+
+    def _note_mistakes(self) -> None:
+        """Issue notes if the first lines contain markup, or are the same in two files."""
+        heads = {
+            split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
+            for split, paths in self._paths.items()
+        }
+        for split, (sources, targets) in heads.items():
+            source, target = self._paths[split]
+            num_same = sum(x == y for x, y in zip(sources, targets, strict=False))
+            if 2 * num_same > len(sources):
+                same = f"in {num_same} of the first {len(sources)} lines"
+                note(f"{split}: {source.name} and {target.name} are the same {same}")
+            for path, lines in ((source, sources), (target, targets)):
+                if tag := next(filter(MARKUP.match, lines), ""):
+                    note(
+                        f"{path.name} contains markup, which is read as text: {tag.strip()[:40]!r}"
+                    )
+        for one, other in itertools.combinations(heads, 2):
+            if heads[one] == heads[other]:
+                note(f"{one} and {other} start with the same {len(heads[one][0])} pairs")
 
     def count(self, split: Split) -> int:
         """Check all lines and return the number of pairs.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.text_files import MAX_LINE_BYTES, TextFiles, is_too_long
 from transformer_jax.errors import DataError, UsageError
+from transformer_jax.progress import Note
 
 # `str.splitlines` would split most of these lines. The other lines contain invisible characters.
 ODD = [
@@ -390,3 +391,38 @@ def test_another_archive_is_named_whether_it_is_compressed_or_not(
 def test_text_is_not_mistaken_for_an_archive(tmp_path: Path) -> None:
     for data in (b"BZh9 is a magic number\n", b"PK\n", b"Rar!\n", b"7z\n", b"LZIP\n"):
         assert sources(write_corpus(tmp_path, data)) == [data.decode().strip()]
+
+
+def open_sides(folder: Path, **splits: tuple[list[str], list[str]]) -> TextFiles:
+    """Write the source and target lines of each split, and open the files."""
+    names = {split: (f"{split}.en", f"{split}.de") for split in splits}
+    for split, sides in splits.items():
+        for name, lines in zip(names[split], sides, strict=True):
+            (folder / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return open_corpus(folder, **names)
+
+
+GOOD = {"train": (["a", "b"], ["c", "d"]), "dev": (["e", "7"], ["f", "7"])}
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"dev": (["a", "b", "c"], ["a", "b", "d"])}, r"dev: .* same in 2 of the first 3 lines"),
+        ({"test": GOOD["dev"]}, "dev and test start with the same 2 pairs"),
+        ({"test": (["x", '<seg id="1">x</seg>'], ["y", "z"])}, "test.en contains markup.*<seg id="),
+        ({"test": (["x", "y"], ["<?xml version='1.0'?>", "z"])}, "test.de contains markup"),
+    ],
+)
+def test_a_common_mistake_in_files_is_noted(
+    splits: dict[str, tuple[list[str], list[str]]], message: str, tmp_path: Path
+) -> None:
+    with pytest.warns(Note, match=message):
+        open_sides(tmp_path, **{**GOOD, **splits})
+
+
+def test_a_line_that_is_the_same_in_both_languages_or_compares_numbers_is_no_mistake(
+    tmp_path: Path,
+) -> None:
+    # Warnings are errors in tests.
+    open_sides(tmp_path, **GOOD, test=(["1 < 2", "<segment"], ["x", "y"]))
