@@ -44,7 +44,11 @@ def _read_number_words(config: DataConfig) -> Corpus:
 
 @CORPORA.register("text")
 def _read_text(config: DataConfig) -> Corpus:
-    return TextFiles({"train": config.train, "dev": config.dev, "test": config.test}, config.folder)
+    corpus = TextFiles(
+        {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
+    )
+    corpus.note_mistakes()
+    return corpus
 
 
 @CORPORA.register("tfds")

@@ -121,12 +121,13 @@ class TextFiles(FileCorpus):
             if (pair := files.get(split)) is not None
         }
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
-        # Other methods report files that cannot be read.
-        with contextlib.suppress(DataError):
-            self._note_mistakes()
 
-    def _note_mistakes(self) -> None:
-        """Issue notes if the first lines contain markup, or are the same in two files."""
+    def note_mistakes(self) -> None:
+        """Issue notes if the first lines contain markup, or are the same in two files.
+
+        Raises:
+            DataError: the first lines of a file cannot be read.
+        """
         heads = {
             split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
             for split, paths in self._paths.items()

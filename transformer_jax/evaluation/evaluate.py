@@ -90,7 +90,11 @@ def prepare_split(run: Run, split: Split) -> Prepared:
     try:
         prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
     except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+        reason, *settings = error.parts
+        if settings:
+            # The reason is a missing file, but only `resume` can change the folder.
+            reason = f"{str(reason).partition(':')[0]}; if the text has moved, resume the run with "
+        raise DataError(f"{path}: ", reason, *settings) from error
     if split not in prepared.report:
         raise UsageError(
             f"{path} has no {split} set, because its text was prepared without one: use ",

@@ -418,11 +418,11 @@ def test_a_common_mistake_in_files_is_noted(
     splits: dict[str, tuple[list[str], list[str]]], message: str, tmp_path: Path
 ) -> None:
     with pytest.warns(Note, match=message):
-        open_sides(tmp_path, **{**GOOD, **splits})
+        open_sides(tmp_path, **{**GOOD, **splits}).note_mistakes()
 
 
 def test_a_line_that_is_the_same_in_both_languages_or_compares_numbers_is_no_mistake(
     tmp_path: Path,
 ) -> None:
     # Warnings are errors in tests.
-    open_sides(tmp_path, **GOOD, test=(["1 < 2", "<segment"], ["x", "y"]))
+    open_sides(tmp_path, **GOOD, test=(["1 < 2", "<segment"], ["x", "y"])).note_mistakes()
