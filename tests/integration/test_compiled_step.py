@@ -101,10 +101,10 @@ def test_a_train_step_depends_neither_on_the_seed_nor_on_the_schedule_of_a_run(
         step = CompiledStep(TrainStep(components.model, config), components.sharding)
         state = init_state(components.model, config)
         step.compile(components.sharding.place_state(state), batch)
-        return cached_programs()
+        return {name for name in cached_programs() if "train_step" in name}
 
     first = compile_step(SMALL.train)
-    assert sum("train_step" in name for name in first) == 1
+    assert len(first) == 1
     other = {
         "steps": 9,
         "seed": 1,

@@ -106,7 +106,8 @@ class TrainStep:
         """
         model = self.model.config
         numbers = Numbers({} if model.has_foreign_part else model.numbers(), self.config.numbers())
-        return jax.tree.map(lambda x: jnp.asarray(x, float), numbers)
+        # NumPy converts the values, because JAX would compile a program for that.
+        return jax.tree.map(lambda x: jax.device_put(np.float32(x)), numbers)
 
     def with_numbers(self, numbers: Numbers) -> "TrainStep":
         """Return a step with other numbers, such as the arguments of a program."""

@@ -216,6 +216,8 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
         result = {"decode": asdict(run.config.decode), "average_checkpoints": 1, "step": 600}
         content = json.dumps({**result, "perplexity": perplexity, "bleu": bleu})
         (folder / "scores.json").write_text(content)
+        for name in ("hypothesis.txt", "reference.txt"):
+            (folder / name).write_text("a\n")
         set_status(run, "done")
     results = collect(sweep)
     verdicts = {name: results.verdict(name, "perplexity") for name in rows}

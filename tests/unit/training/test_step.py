@@ -351,6 +351,7 @@ def test_vmap_maps_a_step_over_states_numbers_and_batches() -> None:
         assert_close(jax.tree.map(lambda x, i=index: x[i], together.params), alone.params)
 
 
+@pytest.mark.usefixtures("forget_parts")
 def test_parts_from_outside_the_package_receive_python_numbers() -> None:
     received: list[object] = []
 
@@ -377,6 +378,7 @@ def test_parts_from_outside_the_package_receive_python_numbers() -> None:
     assert {type(value) for value in received} <= {int, float}
 
 
+@pytest.mark.usefixtures("forget_parts")
 def test_the_parts_of_a_model_receive_python_numbers_if_one_is_from_outside() -> None:
     @registry.register("model.feed_forward", "conditional")
     class Conditional(nn.Module):
