@@ -16,6 +16,7 @@ import jax
 
 from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.errors import BackendError, summarize_error
+from transformer_jax.parallel import count_usable_cores
 from transformer_jax.progress import note
 
 GPU_FLAGS = {
@@ -71,7 +72,7 @@ def start_backend(cpu_threads: int | None = None) -> None:
     if not is_running:
         _set_gpu_flags()
         _check_flags()
-    threads = _configured_threads() or (None if is_running else cpu_threads) or _usable_cores()
+    threads = _configured_threads() or (None if is_running else cpu_threads) or count_usable_cores()
     with _variable(THREAD_VARIABLES[0], str(threads)):
         _start()
     settings = {name: str(_setting(name)) for name in SETTINGS}
@@ -194,12 +195,6 @@ def _configured_threads() -> int | None:
     """Return the number of threads that the user sets with an environment variable."""
     values = (os.environ.get(name, "") for name in THREAD_VARIABLES)
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

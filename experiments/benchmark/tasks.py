@@ -20,7 +20,6 @@ from experiments.benchmark.workloads import random_tokens
 from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Bucket
-from transformer_jax.data.parallel import map_ahead
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.files import read_json_object
@@ -28,6 +27,7 @@ from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import init_params
+from transformer_jax.parallel import map_ahead
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.training.flops import peak_flops, step_flops

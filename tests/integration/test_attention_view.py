@@ -1,9 +1,5 @@
-"""Test that a browser displays the page of attention weights correctly.
+"""Test that a browser displays the page of attention weights correctly."""
 
-Playwright controls Chromium. If Playwright or Chromium is not installed, these tests are skipped.
-"""
-
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +7,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from browser import launch, playwright_api
 from pictures import HOSTILE, make_maps
 
 from transformer_jax.visualization.attention_html import render_page
 from transformer_jax.visualization.attention_maps import AttentionMaps, printable
 from transformer_jax.visualization.attention_views import Selection
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("needs chromium", allow_module_level=True)
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="needs playwright: pip install --group browser"
-)
 
 # Chromium takes several seconds to start. Fast tests of the page are in `test_attention_html`.
 pytestmark = pytest.mark.slow
@@ -70,7 +60,7 @@ class View:
 def browser() -> Iterator[Any]:
     # Chromium refuses to run as root unless its sandbox is disabled.
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         yield browser
         browser.close()
 

@@ -1,22 +1,13 @@
-"""Test that the page of a report fits on a phone and is readable in both color schemes.
+"""Test that the page of a report fits on a phone and is readable in both color schemes."""
 
-Playwright controls Chromium. If Playwright or Chromium is not installed, these tests are skipped.
-"""
-
-import shutil
 from pathlib import Path
 
 import pytest
+from browser import launch, playwright_api
 from run_files import collect, make_finished_sweep
 
 from transformer_jax.reports.report import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("needs chromium", allow_module_level=True)
-playwright_api = pytest.importorskip(
-    "playwright.sync_api", reason="needs playwright: pip install --group browser"
-)
 pytestmark = pytest.mark.slow
 
 
@@ -24,7 +15,7 @@ def test_the_page_fits_and_follows_the_color_scheme(tmp_path: Path) -> None:
     page_file = write_report(collect(make_finished_sweep(tmp_path / "s"))) / "index.html"
     colors = set()
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         for width in (390, 1280):
             for scheme in ("light", "dark"):
                 size = {"width": width, "height": 800}

@@ -6,14 +6,14 @@ An encoded corpus consists of these files:
     {dev,test}.{source,target}.txt                      the lines
 """
 
+import base64
 import contextlib
-import functools
 import itertools
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,12 +24,12 @@ from transformer_jax import progress
 from transformer_jax.config import DataConfig
 from transformer_jax.data.batches import Ragged
 from transformer_jax.data.corpora import Corpus
-from transformer_jax.data.parallel import count_usable_cores, map_in_order
 from transformer_jax.data.splits import Split
 from transformer_jax.data.text_files import MAX_LINE_BYTES, is_too_long
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError
 from transformer_jax.files import write_bytes
+from transformer_jax.parallel import count_usable_cores, map_in_order
 
 T = TypeVar("T")
 Pairs = Sequence[tuple[str, str]]
@@ -91,6 +91,24 @@ class Encoded(NamedTuple):
     content: dict[tuple[str, str], bytes]
     """What to append to each file, keyed by side and kind of file."""
 
+    def to_bytes(self) -> bytes:
+        """Return a line of JSON, followed by the contents."""
+        sizes = [[*key, len(content)] for key, content in self.content.items()]
+        head = json.dumps([self.num_pairs, self.outcome, sizes])
+        return b"\n".join([head.encode(), b"".join(self.content.values())])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Encoded":
+        """Convert the result of `to_bytes` back to a chunk."""
+        head, _, rest = data.partition(b"\n")
+        num_pairs, outcome, sizes = json.loads(head)
+        ends = itertools.accumulate(size for *_, size in sizes)
+        content = {
+            (side, kind): rest[end - size : end]
+            for (side, kind, size), end in zip(sizes, ends, strict=True)
+        }
+        return cls(num_pairs, Counter(outcome), content)
+
 
 class SplitWriter:
     """A resumable writer for one split's files."""
@@ -122,14 +140,10 @@ class SplitWriter:
         done, outcome = self._resume()
         with ExitStack() as stack:
             self.files = {k: stack.enter_context(path.open("ab")) for k, path in self.paths.items()}
-            encode = functools.partial(encode_chunk, self.vocabulary, self.config, self.is_filtered)
             chunks = map(self._check_lines, _chunks(self.corpus.read(self.split, done)))
-            num_processes = min(count_usable_cores(), (total - done) // PAIRS_PER_PROCESS)
-            results = stack.enter_context(
-                contextlib.closing(map_in_order(encode, chunks, min(num_processes, MAX_PROCESSES)))
-            )
+            results = self._encode(chunks, total - done)
             try:
-                for encoded in results:
+                for encoded in stack.enter_context(contextlib.closing(results)):
                     for key, file in self.files.items():
                         file.write(encoded.content[key])
                     outcome.update(encoded.outcome)
@@ -149,6 +163,23 @@ class SplitWriter:
                 f"{self.config.max_ratio:g})"
             )
         return {"pairs": done, **outcome}
+
+    def _encode(self, chunks: Iterator[Pairs], num_pairs: int) -> Generator[Encoded]:
+        """Encode chunks, in several processes if the `num_pairs` pairs are enough."""
+        tokenizers = self.vocabulary.tokenizers.values()
+        num_processes = min(count_usable_cores(), num_pairs // PAIRS_PER_PROCESS, MAX_PROCESSES)
+        # Only imported models have tables, and they rarely encode large texts.
+        if num_processes < 2 or any(tokenizer.table is not None for tokenizer in tokenizers):
+            for pairs in chunks:
+                yield encode_chunk(self.vocabulary, self.config, self.is_filtered, pairs)
+            return
+        models = [base64.b64encode(tokenizer.model).decode() for tokenizer in self.vocabulary]
+        limits = {"max_length": self.config.max_length, "max_ratio": self.config.max_ratio}
+        setup = json.dumps([models, limits, self.is_filtered]).encode()
+        requests = (json.dumps(pairs).encode() for pairs in chunks)
+        handler = f"{__name__}:{open_encoder.__name__}"
+        with contextlib.closing(map_in_order(handler, setup, requests, num_processes)) as answers:
+            yield from map(Encoded.from_bytes, answers)
 
     def _check_lines(self, pairs: Pairs) -> Pairs:
         """Raise a DataError if a line that must be scored is too long."""
@@ -185,6 +216,18 @@ class SplitWriter:
             path.touch()
             os.truncate(path, size)
         return done, outcome
+
+
+def open_encoder(setup: bytes) -> Callable[[bytes], bytes]:
+    """Return the function that encodes chunks in another process; see `SplitWriter`."""
+    models, limits, is_filtered = json.loads(setup)
+    vocabulary = Vocabulary(*(Tokenizer(base64.b64decode(model)) for model in models))
+    config = DataConfig(**limits)
+
+    def encode(request: bytes) -> bytes:
+        return encode_chunk(vocabulary, config, is_filtered, json.loads(request)).to_bytes()
+
+    return encode
 
 
 def encode_chunk(

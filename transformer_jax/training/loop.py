@@ -17,11 +17,11 @@ from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
 from transformer_jax.data.batches import Batch
-from transformer_jax.data.parallel import map_ahead
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus, Vote
 from transformer_jax.errors import RunInterrupted, Setting, memory_errors
+from transformer_jax.parallel import map_ahead
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import RunComponents
@@ -111,7 +111,8 @@ def _train(
 ) -> list[Member]:
     """Train runs until they have ended, and return them.
 
-    If `group` is None, the runs train on one device, and an error ends only the run in question.
+    If `group` is None, the runs train on one device, and an error ends only the run that
+    it concerns.
     """
     is_alone, group = group is not None, group or SINGLE_PROCESS
     members = [Member(x, group, shutdown, is_alone=is_alone) for x in assignments]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.data.parallel import count_usable_cores, map_ahead, map_in_order
 from transformer_jax.errors import TransformerJaxError
+from transformer_jax.parallel import count_usable_cores, map_ahead, map_in_order
 
-PID = "__import__('os').getpid()"
+NUMBERS, PROCESS = "handlers:open_numbers", "handlers:open_process"
 
 
 def wait_until_ended(pid: int) -> None:
@@ -34,8 +34,15 @@ def wait_until_ended(pid: int) -> None:
 
 @pytest.mark.parametrize("num_processes", [0, 1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_in_order(num_processes: int) -> None:
-    items = [str(n) for n in range(50)]
-    assert list(map_in_order(int, items, num_processes)) == list(range(50))
+    requests = [f" {n}".encode() for n in range(50)]
+    expected = [f"no. {n}".encode() for n in range(50)]
+    assert list(map_in_order(NUMBERS, b"no. ", requests, num_processes)) == expected
+
+
+def test_messages_can_be_empty_or_long() -> None:
+    setup = bytes(range(256)) * 5000
+    assert list(map_in_order(NUMBERS, setup, [b"1"] * 3, 2)) == [setup + b"1"] * 3
+    assert list(map_in_order(NUMBERS, b"", [b"0" * 4000 + b"1"], 1)) == [b"1"]
 
 
 def test_a_thread_computes_the_next_results_ahead_and_ends_with_the_iterator() -> None:
@@ -60,24 +67,23 @@ def test_a_thread_computes_the_next_results_ahead_and_ends_with_the_iterator() -
 
 
 def test_only_a_few_items_are_read_ahead() -> None:
-    read: list[str] = []
+    read: list[bytes] = []
 
-    def lines() -> Iterator[str]:
+    def requests() -> Iterator[bytes]:
         for n in itertools.count():
-            read.append(str(n))
+            read.append(str(n).encode())
             yield read[-1]
 
-    results = map_in_order(int, lines(), 2)
-    assert [next(results) for _ in range(10)] == list(range(10))
+    results = map_in_order(NUMBERS, b"", requests(), 2)
+    assert [int(next(results)) for _ in range(10)] == list(range(10))
     results.close()
     assert len(read) <= 10 + 2 * 2
 
 
 def test_the_processes_do_not_import_jax_and_end_when_the_iterator_is_closed() -> None:
-    items = ["'jax' in __import__('sys').modules", *[PID] * 20]
-    results = map_in_order(eval, items, 2)  # noqa: S307
-    assert next(results) is False
-    pids = {next(results) for _ in range(10)}
+    results = map_in_order(PROCESS, b"", [b"jax", *[b"pid"] * 20], 2)
+    assert next(results) == b"False"
+    pids = {int(next(results)) for _ in range(10)}
     assert os.getpid() not in pids
     results.close()
     for pid in pids:
@@ -85,21 +91,21 @@ def test_the_processes_do_not_import_jax_and_end_when_the_iterator_is_closed() -
 
 
 def test_an_error_or_a_killed_process_is_reported_in_one_line() -> None:
-    with pytest.raises(TransformerJaxError, match=r"failed: ValueError: invalid .*'x'; run the"):
-        list(map_in_order(int, ["1", "x"], 2))
-    kill = f"__import__('os').kill({PID}, 9)"
+    with pytest.raises(TransformerJaxError, match=r"failed: ValueError: invalid .*x'; run the"):
+        list(map_in_order(NUMBERS, b"", [b"1", b"x"], 2))
     with pytest.raises(TransformerJaxError, match="failed: it ended with code -9; run the"):
-        list(map_in_order(eval, ["1", kill], 2))  # noqa: S307
+        list(map_in_order(PROCESS, b"", [b"pid", b"die"], 2))
 
 
 def test_the_processes_end_if_the_process_that_started_them_is_killed() -> None:
     code = f"""
-import itertools
-from transformer_jax.data.parallel import map_in_order
-for pid in map_in_order(eval, itertools.repeat("{PID}"), 2):
-    print(pid, flush=True)
+import itertools, sys
+sys.path = sys.argv[1:]
+from transformer_jax.parallel import map_in_order
+for pid in map_in_order({PROCESS!r}, b"", itertools.repeat(b"pid"), 2):
+    print(int(pid), flush=True)
 """
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code, *sys.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = {int(process.stdout.readline()) for _ in range(10)}
@@ -109,7 +115,7 @@ for pid in map_in_order(eval, itertools.repeat("{PID}"), 2):
 
 
 def test_the_usable_cores_are_those_that_the_process_may_run_on() -> None:
-    code = "from transformer_jax.data.parallel import *; print(count_usable_cores())"
+    code = "from transformer_jax.parallel import *; print(count_usable_cores())"
     core = str(min(os.sched_getaffinity(0)))
     command = ["taskset", "-c", core, sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"1\n"

@@ -1,0 +1,192 @@
+"""Compute results in order, in several processes or ahead of time in a thread.
+
+The processes do not import JAX. They start as new programs instead of forks, so they inherit no
+threads, and they do not run the caller's main module. A process ends when the process that started
+it ends, even if that process is killed, because this closes its standard input. The processes
+exchange bytes, so none of them executes data.
+"""
+
+import contextlib
+import os
+import pkgutil
+import queue
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, TypeVar
+
+from transformer_jax.errors import TransformerJaxError, summarize_error
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# The program of a process. Its arguments are the handler and the entries of `sys.path`.
+PROGRAM = """
+import sys
+handler, *sys.path[:] = sys.argv[1:]
+from transformer_jax.parallel import serve
+serve(handler)
+"""
+# The length of a message, which precedes it.
+LENGTH = struct.Struct("<Q")
+
+
+def count_usable_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_in_order(
+    handler: str, setup: bytes, requests: Iterable[bytes], num_processes: int
+) -> Generator[bytes]:
+    """Yield the answer to each request, in order. Read only a few requests ahead.
+
+    `handler` is the name of a function, such as "package.module:function". Each process calls this
+    function once with `setup`. The result is the function that answers the requests. Close the
+    iterator to stop the processes early.
+
+    Raises:
+        TransformerJaxError: the handler failed in a process, or a process was killed.
+    """
+    with contextlib.ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(max(1, num_processes)))
+        # Skip the requests that have not been sent yet, if the caller stops early.
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        idle = queue.SimpleQueue[_Process]()
+        for _ in range(num_processes):
+            # If the system cannot start another process, continue with fewer.
+            with contextlib.suppress(OSError):
+                idle.put(stack.enter_context(_Process(handler, setup)))
+        if idle.empty():
+            yield from map(pkgutil.resolve_name(handler)(setup), requests)
+            return
+
+        def ask(request: bytes) -> bytes:
+            process = idle.get()
+            try:
+                return process.ask(request)
+            finally:
+                idle.put(process)
+
+        yield from _map_ahead(threads, ask, requests, 2 * num_processes)
+
+
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int = 2
+) -> Generator[Result]:
+    """Yield the result for each item, in order, while a thread computes the next results.
+
+    Close the iterator to stop the thread.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield from _map_ahead(thread, function, items, num_ahead)
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _map_ahead(
+    threads: ThreadPoolExecutor,
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_ahead: int,
+) -> Generator[Result]:
+    pending: deque[Future[Result]] = deque()
+    for item in items:
+        pending.append(threads.submit(function, item))
+        if len(pending) > num_ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+class _Process:
+    """A process that answers requests with a handler. Exiting the context kills it."""
+
+    def __init__(self, handler: str, setup: bytes) -> None:
+        # The command contains only this package's code and the current import path.
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-c", PROGRAM, handler, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Ctrl-C interrupts only the process that uses the results.
+            process_group=0,
+        )
+        self._setup: bytes | None = setup
+
+    def ask(self, request: bytes) -> bytes:
+        """Return the handler's answer to a request."""
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("the process has no pipes")
+        try:
+            if self._setup is not None:
+                _send(process.stdin, self._setup)
+                self._setup = None
+            _send(process.stdin, request)
+            problem, answer = _receive(process.stdout), _receive(process.stdout)
+        except (OSError, EOFError):
+            problem, answer = f"it ended with code {process.wait()}".encode(), b""
+        if problem:
+            raise TransformerJaxError(
+                f"a process that prepares the text failed: {problem.decode()}; run the command "
+                "again to continue where it stopped"
+            )
+        return answer
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # Data that is still buffered cannot be written to a killed process.
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def serve(handler: str) -> None:
+    """Answer the requests of the process that started this one, until that process ends.
+
+    Two messages follow a request: a description of the error, or b"", and the answer.
+    """
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # Libraries that print must not disturb the answers.
+    os.dup2(2, 1)
+    # A closed pipe means that the results are no longer needed.
+    with contextlib.suppress(EOFError, OSError):
+        answer = pkgutil.resolve_name(handler)(_receive(requests))
+        while True:
+            request = _receive(requests)
+            try:
+                messages = b"", answer(request)
+            except Exception as error:  # noqa: BLE001 (the other process reports any error)
+                messages = f"{type(error).__name__}: {summarize_error(error)}".encode(), b""
+            for message in messages:
+                _send(answers, message)
+
+
+def _send(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(LENGTH.pack(len(message)) + message)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> bytes:
+    """Return the next message; raise an EOFError if the other process has closed the pipe."""
+    (length,) = LENGTH.unpack(_read(pipe, LENGTH.size))
+    return _read(pipe, length)
+
+
+def _read(pipe: IO[bytes], length: int) -> bytes:
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
