@@ -1,4 +1,4 @@
-"""Chromium, which Playwright controls. Without them, the tests that import this module are skipped."""
+"""Start Chromium with Playwright. Without both, the tests that import this module are skipped."""
 
 import shutil
 from typing import Any
