@@ -8,7 +8,7 @@ Train a model, and translate with it:
     >>> run.translate(["forty-two"])
     ['zweiundvierzig']
 
-Load a trained run, on any device, and score it on its test set:
+Load a trained run on any device, and score it on its test set:
 
     >>> run = tj.load("runs/tiny")
     >>> run.evaluate().scores.bleu > 99
@@ -25,7 +25,7 @@ Train the rows of an ablation with several seeds, and compare them:
     >>> tj.sweep("heads", "sweeps/heads", seeds=2)
     >>> tj.report("sweeps/heads").to_pandas()
 
-Add a part of the model in your own file; `docs/extending.md` lists the parts:
+Register a part of the model in your own file. `docs/extending.md` lists the kinds of parts:
 
     >>> @tj.register("model.activation", "squared_relu")
     ... def squared_relu(x):
@@ -33,9 +33,9 @@ Add a part of the model in your own file; `docs/extending.md` lists the parts:
 
 The `transformer-jax` command is a thin layer over these functions.
 
-The names that this package and its subpackages `model` (section 3), `data` (5.1), and `training`
-(5.2 to 5.4) export are the stable API. Modules that require JAX are imported when a name is first
-used.
+The stable API consists of the names that this package and its subpackages `model` (section 3),
+`data` (section 5.1), and `training` (sections 5.2 to 5.4) export. Modules that require JAX are
+imported when a name is first used.
 """
 
 from typing import TYPE_CHECKING

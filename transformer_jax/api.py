@@ -1,4 +1,4 @@
-"""Train, sweep, and report from Python, as the commands of the same names do."""
+"""Python functions that train, sweep, and report like the commands of the same names."""
 
 import contextlib
 import io
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Configs = str | Sequence[str] | Mapping[str, Config | Row]
-"""Config files and names of shipped configs, or configs keyed by the names of their rows."""
+"""Config files, names of shipped configs, or a mapping from the names of rows to their configs."""
 
 
 def train(
@@ -68,8 +68,8 @@ def train(
         config: a config, a config file, or the name of a shipped config.
         path: the run's folder.
         resume: if the folder already contains this run, continue it instead of raising an error. A
-            finished run stays as it is.
-        init_from: a run whose vocabulary and latest parameters the new run starts with.
+            finished run does not change.
+        init_from: a run whose vocabulary and latest parameters initialize the new run.
         callback: a function that receives each report, such as `{"step": 100, "train/loss": 2.5}`.
         quiet: do not print progress.
 
@@ -105,7 +105,7 @@ def train_folder(
     quiet: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[RunFolder, int]:
-    """Train as `train` does, in one or more processes, without loading the trained model.
+    """Train like `train`, in one or more processes, but do not load the trained model.
 
     Returns:
         The run's folder, and the number of scheduled checkpoints on disk.
@@ -113,10 +113,11 @@ def train_folder(
     quiet = quiet or not group.is_primary
     notes = Console(quiet=True) if quiet else stderr
     source = None if init_from is None else local_path(init_from)
-    # The primary process decides, because it may create the run before others look for it.
+    # Only the primary process checks whether the run exists, because it might create the run before
+    # the other processes check.
     exists = group.broadcast(resume and (path / "run.json").exists())
     stored = RunFolder.open(path) if exists else None
-    # Start JAX before anything is written, because it may not have the selected platform.
+    # Start JAX before writing any file, because JAX fails if the selected platform is unavailable.
     start_backend(None if stored is None else stored.cpu_threads)
     with contextlib.nullcontext() if quiet else progress_bar():
         if stored is not None:
@@ -167,10 +168,10 @@ def sweep(
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
         tune: a config field and at least two values, such as `("train.learning_rate_scale", [0.5,
-            1])`. For each row, the sweep trains a run with each value, and continues with the value
-            that has the lowest perplexity on the development set.
-        devices: the number of accelerators (on a CPU, of concurrent runs) to use. Default: as many
-            as possible.
+            1])`. For each row, the sweep trains a run with each value, and then uses the value with
+            the lowest perplexity on the development set.
+        devices: the number of accelerators to use or, on a CPU, the number of concurrent runs.
+            Default: as many as possible.
         group: the number of seeds of a row that train in one program. Default: on accelerators, as
             many as the memory allows; on a CPU, 1.
         runs_per_device: the number of processes that share each GPU and divide its memory.
@@ -214,9 +215,9 @@ def launch_sweep(
     step_timeout: float = 60.0,
     quiet: bool = False,
 ) -> list[RunStatus]:
-    """Store a planned sweep, prepare its text, train and score its unfinished runs.
+    """Store a planned sweep, prepare its text, and then train and score its unfinished runs.
 
-    If a field is tuned, its trials come first. See `sweep` for the arguments.
+    If the sweep tunes a field, the trials run first. See `sweep` for the arguments.
 
     Returns:
         The status of every run.
@@ -261,7 +262,7 @@ def check_importable(planned: Sweep) -> None:
 
 
 def prepare_texts(planned: Sweep) -> list[str]:
-    """Prepare each text once, in advance, so that runs with the same text do not wait.
+    """Prepare each text once, before the runs that use it start.
 
     Returns:
         Warnings about repeated text and unusual warmups.
@@ -327,9 +328,10 @@ def report(
     Args:
         paths: a sweep's folder, or the folders of runs. Runs that differ only in their seed form
             one row.
-        out: the folder of a report on runs. `Report.save` writes a sweep's report to its folder.
-        split: the only set to analyze. By default, a report analyzes both sets, and the test set
-            decides if it was scored.
+        out: the folder in which to write a report on separately trained runs. `Report.save` writes
+            a sweep's report to its folder.
+        split: the only set to analyze. By default, a report analyzes both sets, and its answers use
+            the test set if it was scored.
         baseline: the row that all others are compared with. Default: the first row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Start JAX's backends: what must be set or checked before, and what affects the results."""
+"""Check and apply settings, start JAX's backends, and describe what affects the results."""
 
 import contextlib
 import importlib.metadata
@@ -20,15 +20,15 @@ from transformer_jax.parallel import count_usable_cores
 from transformer_jax.progress import note
 
 GPU_FLAGS = {
-    # Timing Triton's kernels for matrix products doubles the compile time of small models, and
-    # makes no step faster.
+    # Timing Triton's kernels for matrix products doubles the compile time of small models and does
+    # not make any step faster.
     "xla_gpu_enable_triton_gemm": "false",
-    # Without this flag, XLA times kernels to choose them, and some kernels add numbers in any
-    # order.
+    # Without this flag, XLA times kernels to choose them, and the order in which some kernels add
+    # numbers varies.
     "xla_gpu_deterministic_ops": "true",
 }
 CHECKED_FLAGS = "TRANSFORMER_JAX_CHECKED_XLA_FLAGS"
-"""The environment variable with the last value of XLA_FLAGS that was valid. Child processes inherit
+"""The environment variable that contains the last valid value of XLA_FLAGS. Child processes inherit
 the variable, so they do not check the same flags again."""
 THREAD_VARIABLES = ("PJRT_NPROC", "NPROC")
 SETTINGS = (
@@ -48,8 +48,9 @@ STANDARD_SETTINGS: dict[str, tuple[Callable[[Any], AbstractContextManager[None]]
     "jax_transfer_guard_device_to_host": (jax.transfer_guard_device_to_host, "allow"),
     "jax_transfer_guard_host_to_device": (jax.transfer_guard_host_to_device, "allow"),
 }
-"""JAX's settings that runs ignore: the function that sets each one in a context, and its default.
-Runs are in float32 or bfloat16, skip steps that are not finite, and copy arrays implicitly."""
+"""The JAX settings that runs ignore, each with the function that sets it in a context and with its
+default. Runs use float32 or bfloat16, skip steps that are not finite, and copy arrays
+implicitly."""
 
 _environment: dict[str, str] = {}
 _noted: set[str] = set()
@@ -83,7 +84,7 @@ def start_backend(cpu_threads: int | None = None) -> None:
 
 @contextmanager
 def standard_settings(dtype: str = "float32") -> Iterator[None]:
-    """Give `STANDARD_SETTINGS` their defaults in this thread until the context exits.
+    """Restore the defaults of `STANDARD_SETTINGS` in this thread until the context exits.
 
     If the model's `dtype` is float64, which only verification in Python uses, keep 64-bit types.
     """
@@ -101,7 +102,7 @@ def standard_settings(dtype: str = "float32") -> Iterator[None]:
 
 
 def describe_environment() -> dict[str, str]:
-    """Return what affects results, besides versions: devices, CPU threads, and settings."""
+    """Return the devices, CPU threads, and settings, which affect the results of a run."""
     start_backend()
     return {"devices": describe_devices(), **_environment}
 
@@ -131,7 +132,7 @@ def _is_running() -> bool:
 
 
 def _set_gpu_flags() -> None:
-    """Add `GPU_FLAGS` to XLA_FLAGS, except the flags that it contains already.
+    """Add `GPU_FLAGS` to XLA_FLAGS, except the flags that it already contains.
 
     XLA exits if it does not know a flag, so set no flags if JAX cannot use a GPU.
     """
@@ -145,7 +146,7 @@ def _set_gpu_flags() -> None:
 
 
 def _check_flags() -> None:
-    """Let another process read XLA_FLAGS, because XLA ends a process whose flags it rejects."""
+    """Check XLA_FLAGS in another process, because XLA aborts if it rejects a flag."""
     flags = os.environ.get("XLA_FLAGS", "")
     if not flags or flags == os.environ.get(CHECKED_FLAGS):
         return
@@ -163,7 +164,7 @@ def _check_flags() -> None:
 
 
 def _start() -> None:
-    """Start the backends that JAX_PLATFORMS selects, and the CPU, which draws initial values."""
+    """Start the backends that JAX_PLATFORMS selects, and the CPU backend for initial values."""
     platforms = _setting("jax_platforms")
     needs_accelerator = bool(platforms) and "cpu" not in platforms.split(",")
     if needs_accelerator:

@@ -49,7 +49,7 @@ def escape_control_characters(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Return the text on one line: with `escape_control_characters`, and newlines as `\n`."""
+    r"""Return the text on one line, with control characters escaped and newlines shown as `\n`."""
     return escape_control_characters(text).replace("\n", r"\n")
 
 
@@ -182,7 +182,7 @@ def _prepare_streams() -> None:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """Convert signals to exceptions, so that a command removes unfinished files and says why.
+    """Convert signals to exceptions, so that a command removes unfinished files and reports why.
 
     During an import, a signal ends the process immediately: an exception during the import of
     jaxlib would make jaxlib crash or print a traceback.
@@ -261,8 +261,8 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[None]:
-    """Show progress: in a terminal, one bar for each activity; otherwise, each activity once."""
-    # By default, Rich would interpret markup in descriptions, which can contain the names of files.
+    """Show a progress bar for each activity. Outside a terminal, print each activity once."""
+    # Descriptions can contain file names, in which Rich would interpret brackets as markup.
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     is_shown = stderr.is_terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def lazy_exports(package: str) -> Callable[[str], object]:
-    """Return a package's `__getattr__`, which finds the names that the package type-checks.
+    """Return a package's `__getattr__`, which imports a name when it is first used.
 
     The first `if` statement of the package, `if TYPE_CHECKING:`, imports each name from the module
     that defines it.

@@ -45,7 +45,7 @@ URL = re.compile(
 
 # The names of files that operating systems, editors, notebooks, network drives, and tools that
 # synchronize folders leave behind, such as .DS_Store, Thumbs.db, and "x (conflicted copy)". This
-# package reads no file with such a name.
+# package does not read files with such names.
 STRAY = re.compile(
     r"[.~#@$].*|.*[~#]|thumbs\.db.*|ehthumbs.*|desktop\.ini|icon\r|lost\+found|__pycache__"
     r"|system volume information|.*\.(sw[a-p]|bak|orig|pyc|icloud)|.*\.sync-conflict-.*"
@@ -135,7 +135,7 @@ def unlock(file: IO[str]) -> None:
 def lock_folder(folder: Path) -> Iterator[bool]:
     """Lock a folder itself, and yield False if another process holds the lock.
 
-    If the file system cannot lock folders, as NFS cannot, yield True.
+    Also yield True if the file system, such as NFS, cannot lock folders.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     is_free = True
@@ -165,7 +165,7 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def is_stray(name: str) -> bool:
-    """Return whether another program left a file or folder of this name behind; see `STRAY`."""
+    """Return whether this is the name of a file that other programs leave behind; see `STRAY`."""
     return STRAY.fullmatch(name) is not None
 
 
@@ -187,7 +187,7 @@ def check_size(path: Path, max_bytes: int) -> None:
 
 
 def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Return a file's contents; raise the StorageErrors of `check_size`."""
+    """Return a file's contents. Raises the same errors as `check_size`."""
     check_size(path, max_bytes)
     return path.read_bytes()
 
@@ -195,7 +195,7 @@ def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 def read_json_object(path: Path) -> JsonObject:
     """Return the object in a JSON file, or {} if the file is missing, too large, or invalid.
 
-    If the object has the digest of `add_digest`, omit the digest. If the digest is wrong, issue a
+    If the object has a digest from `add_digest`, omit the digest. If the digest is wrong, issue a
     note and return {}.
     """
     with contextlib.suppress(OSError, StorageError, *INVALID_JSON):
@@ -219,8 +219,8 @@ def add_digest(content: Mapping[str, object]) -> JsonObject:
 def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:
     """Raise a StorageError for a link or special file, which could redirect reads and writes.
 
-    Check the files and subfolders of `folder` for whose names `is_checked` is true, and everything
-    in these subfolders, except for stray folders. The folder itself can be a link.
+    Check the files and subfolders of `folder` whose names satisfy `is_checked`, and everything in
+    these subfolders except stray folders. The folder itself can be a link.
     """
     folders = [str(folder)]
     while folders:
@@ -234,7 +234,7 @@ def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> No
                     if not is_stray(entry.name):
                         folders.append(entry.path)
                 elif entry.name.startswith(".#"):
-                    # Emacs locks a file with a link that leads nowhere.
+                    # Emacs locks a file by creating a link whose target does not exist.
                     continue
                 elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
                     raise StorageError(

@@ -23,14 +23,14 @@ from transformer_jax.errors import TransformerJaxError, summarize_error
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# The program of a process. Its arguments are the handler and the entries of `sys.path`.
+# The program that each process runs. Its arguments are the handler and the entries of `sys.path`.
 PROGRAM = """
 import sys
 handler, *sys.path[:] = sys.argv[1:]
 from transformer_jax.parallel import serve
 serve(handler)
 """
-# The length of a message, which precedes it.
+# The format of a message's length, which is sent before the message.
 LENGTH = struct.Struct("<Q")
 
 
@@ -55,7 +55,7 @@ def map_in_order(
     """
     with contextlib.ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(max(1, num_processes)))
-        # Skip the requests that have not been sent yet, if the caller stops early.
+        # If the caller stops early, skip the requests that have not been sent yet.
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         idle = queue.SimpleQueue[_Process]()
         for _ in range(num_processes):
@@ -159,7 +159,7 @@ def serve(handler: str) -> None:
     Two messages follow a request: a description of the error, or b"", and the answer.
     """
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # Libraries that print must not disturb the answers.
+    # Redirect standard output, because text that a library prints would corrupt the answers.
     os.dup2(2, 1)
     # A closed pipe means that the results are no longer needed.
     with contextlib.suppress(EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Progress and notes, which code reports without knowing who shows them.
+"""Progress and notes, which code can report regardless of how they are displayed.
 
 Without a reporter, progress has no effect. A reporter receives the progress of the code in the
 `with` statement that installs it, but not of other threads. Notes are warnings, so they appear in
@@ -50,7 +50,7 @@ def report(activity: str, done: int = 0, total: int = 0) -> None:
 
 @contextlib.contextmanager
 def task(activity: str, total: int, done: int = 0) -> Iterator[None]:
-    """Report the start of an activity, to whose progress calls of `advance` then add."""
+    """Report the start of an activity. Calls to `advance` then add to its progress."""
     token = _task.set(_Task(activity, done, total))
     try:
         advance(0)

@@ -36,7 +36,7 @@ class Part:
     is_foreign: bool
     """Whether the part is registered outside this package."""
     file: Path | None
-    """The file that registered the part, or None if a notebook or terminal did."""
+    """The file that registered the part, or None if it was registered in a notebook or terminal."""
     line: int = 0
     """The line of the registration in this file or cell."""
     module_code: CodeType | None = None

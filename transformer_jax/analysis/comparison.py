@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def table(self) -> list[JsonObject]:
-        """The comparison as a list of rows, one for each run, that `pandas.DataFrame` accepts.
+        """The comparison as a list with one row for each run, which `pandas.DataFrame` accepts.
 
         Each row starts with "group", "run", "seed", the config fields in which the runs differ, and
         "step". Keys such as "dev/perplexity" map to the last value of a metric on the development

@@ -56,17 +56,17 @@ class HeadImportance:
     loss: float
     """The loss with all heads enabled."""
     masked_losses: Float[np.ndarray, "3 L H"]
-    """The loss with a single head masked. The axes are the kind of attention (in the order of
+    """The losses when a single head is masked. The axes are the kind of attention (in the order of
     `KINDS`), the layer, and the head."""
     pruned_losses: Float[np.ndarray, " P"]
-    """The loss with the first 0, 1, 2, ... heads in `order` masked. The array ends with the first
-    loss above `loss` + `margin`, or with the loss when all heads are masked."""
+    """The losses when the first 0, 1, 2, ... heads in `order` are masked. The array ends with the
+    first loss above `loss` + `margin`, or with the loss when all heads are masked."""
     margin: float
     """The acceptable increase in loss."""
 
     @property
     def order(self) -> list[Head]:
-        """All heads, in ascending order of the loss with only that head masked."""
+        """All heads, in ascending order of the loss when only that head is masked."""
         flat = np.argsort(self.masked_losses, axis=None, kind="stable")
         indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
         return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]

@@ -1,6 +1,6 @@
 """Plots of a run's positional encodings and losses, and of a config's learning rate.
 
-The losses are by position and by sentence length.
+The losses are plotted by position and by sentence length.
 Shapes: S sentences, P points.
 """
 

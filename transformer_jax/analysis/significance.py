@@ -149,8 +149,8 @@ def save_comparison(
 def _check_same_references(ours: list[str], theirs: list[str], split: str) -> None:
     if len(ours) != len(theirs):
         raise DataError(
-            f"the runs cannot be compared: one has {len(ours)} references in its {split} set, "
-            f"the other {len(theirs)}"
+            f"the runs cannot be compared: one has {len(ours)} references in its {split} set, and "
+            f"the other has {len(theirs)}"
         )
     for number, pair in enumerate(zip(ours, theirs, strict=True), start=1):
         if pair[0] != pair[1]:

@@ -175,7 +175,7 @@ def _report(
 
 
 def _name_of(argument: "ArgumentDefinition", words: Sequence[str]) -> str:
-    """Return an option's name as it occurs among the words, which may be an alias."""
+    """Return the name of an option that the words contain. The name can be an alias."""
     names = argument.display_name().split("/")
     return next((name for name in names if name in given_options(words)), names[-1])
 
@@ -190,7 +190,7 @@ def _missing(name: str, command_type: type) -> UsageError:
 def _suggest(option: str, command_type: type) -> str:
     """Suggest the option that is most similar, or return "" if no option is similar.
 
-    Prefer an option that adds a section or the suffix `-from`.
+    Prefer an option that begins with a section or ends with `-from`, but is otherwise the same.
     """
     options = list(list_options(command_type))
     completed = [o for o in options if o == f"{option}-from" or o.endswith(f".{option[2:]}")]

@@ -1,4 +1,4 @@
-"""Help texts and shell completion, which tyro makes from the fields of the commands."""
+"""Help texts and shell completion, which tyro generates from the fields of the commands."""
 
 import contextlib
 import dataclasses
@@ -24,8 +24,8 @@ from transformer_jax.errors import UsageError
 
 Command = type[ConfigCommand] | type[PathCommand]
 SHELLS = ("bash", "zsh")
-# tyro completes commands and options. Complete other words with the names of shipped configs, if
-# the command expects a config, or else with the names of files.
+# tyro completes commands and options. Complete other words with the names of shipped configs if the
+# command expects a config, and with file names otherwise.
 BASH = """
 _transformer_jax() {{
   _tyro_transformer_jax

@@ -73,7 +73,7 @@ class Sweep(ConfigCommand):
     """Number of seeds, and of rows that differ only in numbers, that train in one
     program on one device, which is faster than one after the other on
     accelerators. Default: on accelerators, as many as the memory allows; on a
-    CPU, 1. Each run agrees with a run that trains alone up to rounding."""
+    CPU, 1. Grouping changes a run's results only by rounding."""
     runs_per_device: int = 1
     """Number of processes that share each GPU and divide its memory. Use this
     option if single runs do not keep a GPU busy and cannot form groups."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformer_jax.sweeps.status import RunStatus
 
 
-# Wider than every table.
+# This width exceeds the width of every table.
 MAX_WIDTH = 1_000_000
 
 
@@ -69,7 +69,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def _describe_digits(counts: Sequence[JsonObject]) -> str:
-    """Return how many numbers of each digit count are right, or "" for other text."""
+    """Return how many numbers are right for each number of digits, or "" for other text."""
     parts = (f"{count['digits']}: {count['right']} of {count['numbers']}" for count in counts)
     return f"\n  by digits   {', '.join(parts)}" if counts else ""
 

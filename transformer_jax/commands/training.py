@@ -115,7 +115,7 @@ class Train(FileCommand, TrainingCommand):
     init_from: Path | None = None
     """Start with the vocabulary and the latest parameters of this run."""
     resume: FlagCreatePairsOff[bool] = False
-    """If the run already exists, continue it. A finished run stays as it is. Use
+    """If the run already exists, continue it. A finished run does not change. Use
     this option in scripts that start the same command again after an interruption."""
     common = (
         *("out", "resume", "init_from", "data.batch_tokens", "model.dtype"),

@@ -1,9 +1,9 @@
 """Choose the number of batch shapes that minimizes the time for compilation and training.
 
-XLA compiles a training step for each batch shape. More shapes need more compilation, but batches
-contain less padding. The choice depends only on the config, so that the order of the data is the
-same on every machine. Its constants describe one H100 (see docs/performance.md). On a CPU, steps
-take much longer than compilation, so more shapes than the chosen number can save time.
+XLA compiles a training step for each batch shape. More shapes require more compilation but less
+padding. The choice depends only on the config, so the order of the data is the same on every
+machine. Its constants describe one H100 (see docs/performance.md). On a CPU, steps take much longer
+than compilation, so more shapes than the chosen number can save time.
 """
 
 from transformer_jax.config.sections import (
@@ -20,7 +20,7 @@ MIN_BATCH_SHAPES = 2
 SECONDS_PER_SHAPE = 2.5
 # The kernels of a small model's step take this long to start: 4.4 ms for the Multi30k recipe.
 MIN_STEP_SECONDS = 4e-3
-# The speed of the base model's step, apart from the time above: 9.4 TFLOP in 41.9 ms.
+# The base model's step computes 9.4 TFLOP in 41.9 ms, excluding the time above.
 FLOPS_PER_SECOND = 250e12
 # With k shapes, a fraction of about 0.7 k^-0.8 of all positions in Multi30k's batches is padding.
 PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
@@ -43,7 +43,7 @@ def choose_num_shapes(model: ModelConfig, data: DataConfig, train: TrainConfig) 
 
 
 def _count_multiplied_parameters(model: ModelConfig, vocab_size: int) -> int:
-    """Estimate how many parameters a step multiplies with a source token and a target token."""
+    """Estimate how many parameters a step multiplies by a source vector and by a target vector."""
     attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
     feed_forward = (3 if model.feed_forward in GATED else 2) * model.d_model * model.d_ff
     encoder, decoder = model.layers_per_stack

@@ -123,8 +123,8 @@ def import_file(path: str) -> None:
 def check_not_importing(function: str) -> None:
     """Raise a UsageError if an imported file calls a function that trains.
 
-    Workers import the files that register parts. If such a file is a script, each worker would
-    otherwise start all trainings of the script again.
+    Workers import the files that register parts. If such a file is a script that trains, each
+    worker would otherwise repeat all of its training.
     """
     if path := _importing.get():
         raise UsageError(

@@ -16,7 +16,7 @@ from transformer_jax.config.validation import annotations, check_field_name
 from transformer_jax.errors import ConfigError
 
 Scale = Literal["full", "half", "small", "tiny"]
-# For each scale, the divisors of the model's width and depth.
+# Each scale divides the model's width and depth by these numbers.
 DIVISORS: dict[Scale, tuple[int, int]] = {
     "full": (1, 1),
     "half": (2, 1),
@@ -57,7 +57,7 @@ def parse_value(field: str, text: str) -> FieldValue:
 def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
     """Return a row for each combination of values, such as "model.num_heads=1,2,4".
 
-    The first row has the first value of each field. The paper's results apply to no row.
+    The first row has the first value of each field. The paper's results do not apply to these rows.
 
     Raises:
         ConfigError: an item is not FIELD=VALUE,VALUE, a field does not exist or occurs twice, or a
@@ -85,7 +85,7 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
 def with_sections(
     rows: Mapping[str, Row], sections: Mapping[str, Config], first: Row | None = None
 ) -> dict[str, Row]:
-    """In all rows, replace config sections such as "data" with sections of other configs.
+    """Replace config sections such as "data" in all rows with sections of other configs.
 
     Each row keeps the values that differ from those of `first`, which defaults to the first row.
     Raise ConfigError if a resulting config is invalid.

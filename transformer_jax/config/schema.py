@@ -116,7 +116,7 @@ class Config:
         }
 
     def with_batch_shapes(self, shapes: int | None = None) -> Self:
-        """Return a copy in which `data.max_batch_shapes` is set: `shapes`, or the chosen number."""
+        """Return a copy with `data.max_batch_shapes`. If unset, use `shapes` or choose a number."""
         if self.data.max_batch_shapes is not None:
             return self
         shapes = shapes or choose_num_shapes(self.model, self.data, self.train)
@@ -160,8 +160,8 @@ class Config:
         """Return a warning if the warmup covers far more or far fewer tokens than the paper's.
 
         The warning appears if the numbers of tokens differ by more than a factor of 4. Too few
-        warmup tokens can make training diverge. A config that changes the learning rate, as the
-        `tiny` config does, or the optimizer does not need the warning.
+        warmup tokens can make training diverge. If the config changes the optimizer or, like the
+        `tiny` config, the learning rate, there is no warning.
         """
         train, tokens = self.train, self.data.batch_tokens * self.train.warmup_steps
         factor = max(tokens / PAPER_WARMUP_TOKENS, PAPER_WARMUP_TOKENS / tokens)
@@ -217,8 +217,8 @@ def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:
     """Return whether a stored evaluation used this decode config.
 
     The evaluation must not have averaged more checkpoints than the config requests, but a short run
-    may have fewer. The stored decode config contains the actual number. `result` is the content of
-    a scores.json file, so its values may be of any type.
+    may average fewer. The stored decode config contains the actual number. `result` is the content
+    of a scores.json file, so its values may be of any type.
     """
     averaged = result.get("average_checkpoints")
     if not isinstance(averaged, int) or not 1 <= averaged <= decode.average_checkpoints:

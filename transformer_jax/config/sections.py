@@ -241,7 +241,7 @@ class ModelConfig(ConfigSection):
     def _check_attention_implementation(self) -> None:
         for option, default in (("attention_implementation", "full"), ("attention_window", None)):
             if self.positions_replace_attention and getattr(self, option) != default:
-                # Two classes would define self-attention.
+                # Otherwise, both options would select the class for self-attention.
                 self._check_allowed({"positions": ADDED_POSITIONS}, option)
         required: dict[str, tuple[object, ...]] = {}
         if self.has_fused_attention:
@@ -279,7 +279,7 @@ class ModelConfig(ConfigSection):
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether attention computes the same as `full`, but without storing all weights."""
+        """Whether attention computes the same result as `full`, but without storing all weights."""
         return self.attention_implementation in FUSED
 
     @property
@@ -517,8 +517,8 @@ class TrainConfig(ConfigSection):
     a fixed number of steps."""
     patience_metric: Annotated[Literal["perplexity", "smoothed_loss"], ON_RESUME] = "perplexity"
     """The score on the development set that selects the best checkpoint.
-    `smoothed_loss` is the loss of training, which includes label smoothing,
-    without dropout. As in fairseq, it is rounded to 0.001 bits per token."""
+    `smoothed_loss` is the training loss, with label smoothing but without
+    dropout. As in fairseq, it is rounded to 0.001 bits per token."""
     keep_checkpoints: Annotated[int, COUNT, ON_RESUME] = 20
     """Number of recent scheduled checkpoints to keep for averaging. The best
     checkpoint, which has the lowest train.patience_metric, is always kept."""

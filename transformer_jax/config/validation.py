@@ -24,7 +24,7 @@ from transformer_jax.registry import foreign_names
 
 # An integer above this limit cannot be converted to a float.
 LARGEST = sys.float_info.max
-# The limits of positive numbers in float32, in which JAX stores them.
+# JAX stores numbers in float32. These are its smallest normal number and its largest number.
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4028234e38
 MAX_COUNT = 2**31 - 1
 
@@ -76,13 +76,13 @@ class PartName:
 
 
 def part_of(*own: str) -> PartName:
-    """Return the rule for a field that selects a part; `own` are the names of built-in parts."""
+    """Return the rule for a field that selects a part; `own` lists the built-in parts."""
     return PartName(own)
 
 
 @dataclass(frozen=True)
 class UsedBy:
-    """The architectures of this package that use a field. They all use a field without a mark."""
+    """The architectures of this package that use a field. Without this mark, all of them do."""
 
     architectures: tuple[str, ...]
 

@@ -76,7 +76,7 @@ def test_a_comparison_is_repeatable_in_any_environment(monkeypatch: pytest.Monke
 def test_runs_with_different_references_are_not_compared() -> None:
     evaluation = with_errors(9)
     sides = {side: getattr(evaluation, side)[:9] for side in Evaluation._fields[1:4]}
-    with pytest.raises(DataError, match="one has 150 references in its dev set, the other 9"):
+    with pytest.raises(DataError, match="150 references in its dev set, and the other has 9"):
         compare(evaluation, evaluation._replace(**sides), "char")
     other = [*REFERENCES[:3], "nichts", *REFERENCES[4:]]
     with pytest.raises(DataError, match=r"reference 4 of their dev sets .* 'nichts' in the other"):
