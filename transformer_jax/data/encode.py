@@ -40,8 +40,8 @@ SIDES = ("source", "target")
 CHUNK_PAIRS = 4096
 CHUNK_CHARACTERS = 1 << 21
 LENGTH = np.dtype("<u4")
-# A process starts in about a second, so each one must have this many pairs to encode. Each process
-# needs about 60 MiB.
+# A process takes about a second to start, so each one must have at least this many pairs to encode.
+# Each process needs about 60 MiB.
 PAIRS_PER_PROCESS = 1 << 15
 MAX_PROCESSES = 16
 
@@ -89,7 +89,7 @@ class Encoded(NamedTuple):
     outcome: Counter[str]
     """The number of pairs with each outcome; see `SplitWriter.write`."""
     content: dict[tuple[str, str], bytes]
-    """What to append to each file, keyed by side and kind of file."""
+    """The bytes to append to each file, keyed by side and kind of file."""
 
     def to_bytes(self) -> bytes:
         """Return a line of JSON, followed by the contents."""
@@ -165,7 +165,7 @@ class SplitWriter:
         return {"pairs": done, **outcome}
 
     def _encode(self, chunks: Iterator[Pairs], num_pairs: int) -> Generator[Encoded]:
-        """Encode chunks, in several processes if the `num_pairs` pairs are enough."""
+        """Encode chunks, in several processes if `num_pairs` is large enough."""
         tokenizers = self.vocabulary.tokenizers.values()
         num_processes = min(count_usable_cores(), num_pairs // PAIRS_PER_PROCESS, MAX_PROCESSES)
         # Only imported models have tables, and they rarely encode large texts.

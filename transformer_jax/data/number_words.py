@@ -14,8 +14,8 @@ from transformer_jax.data.splits import SPLITS, Split
 
 # English numbers can contain commas: 900,200 is nine hundred thousand, two hundred.
 SEPARATOR = "; "
-# How many digits follow the thousands of a training number, ignoring zeros: without this, numbers
-# such as "ten thousand and one" would be too rare to learn.
+# The possible numbers of digits after the thousands of a training number, not counting leading
+# zeros. If all numbers were equally likely, "ten thousand and one" would be too rare to learn.
 LAST_DIGITS = (0, 1, 2, 3, 3, 3)
 
 
@@ -28,9 +28,9 @@ class NumberWords:
     contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats.
 
     If `max_digits` is None, all numbers below a million are equally likely, and no number occurs
-    twice. Otherwise, all digit counts are equally likely. There are few numbers with few digits, so
-    training lines with one number repeat them, but not the numbers in the test and dev splits. If
-    lines contain several numbers, no line occurs twice.
+    twice. Otherwise, all digit counts are equally likely. Few numbers are short, so training lines
+    with one number repeat them, but training lines never contain a number from the test or dev
+    split. If lines contain several numbers, no line occurs twice.
     """
 
     splits = SPLITS
@@ -106,8 +106,8 @@ def _draw_numbers(num_lines: int, num_held_out: int, max_digits: int) -> tuple[i
     """Draw the numbers of all lines: distinct held-out numbers, and then training numbers.
 
     15% of the numbers with up to three digits are held out. The other held-out numbers are spread
-    evenly over the larger digit counts. The first two thirds of the held-out numbers, which are the
-    test set, contain two thirds of those of each digit count.
+    evenly over the larger digit counts. The first two thirds of the held-out numbers form the test
+    set, which contains two thirds of the held-out numbers with each digit count.
     """
     rng = random.Random(0)  # noqa: S311 - a fixed order, not a secret
     held_out: list[int] = []

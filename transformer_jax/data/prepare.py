@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
         return source, target
 
     def note_unknown(self) -> None:
-        """Issue a note for each side of each split whose text the vocabulary lacks."""
+        """Issue a note for each side of a split that contains text missing from the vocabulary."""
         for split in (split for split in SPLITS if split in self.report):
             lines = ([], []) if split == "train" else self.lines(split)
             sides = zip(SIDES, self.vocabulary, lines, self.tokens(split), strict=True)

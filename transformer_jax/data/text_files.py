@@ -34,7 +34,7 @@ NUM_CHECKED_LINES = 1000
 MARKUP = re.compile(
     r"\s*</?(\?xml|!doctype|(doc|seg|srcset|refset|tstset|tmx|tu|tuv)\b)", re.IGNORECASE
 )
-# The formats of compressed files by their first bytes.
+# The formats of compressed files, keyed by the first bytes of a file.
 MAGIC = {
     "gzip": b"\x1f\x8b",
     "xz": b"\xfd7zXZ\0",
@@ -188,7 +188,7 @@ def is_too_long(line: str) -> bool:
 
 
 def _check_regular_file(path: Path) -> Path:
-    """Return a regular file's path, or raise a DataError: reading a pipe could block forever."""
+    """Return the path. Raise a DataError unless it is a regular file, because a pipe can block."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -254,7 +254,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except BROKEN as error:
         raise _broken(path, number, error) from error
     except OSError as error:
-        # The error of a broken bzip2 file has no number.
+        # The exception for a broken bzip2 file has no error number.
         kind = _broken(path, number, error) if error.errno is None else _read_error(path, error)
         raise kind from error
 

@@ -243,7 +243,7 @@ def _download_and_prepare(builder: Builder) -> None:
 
 @contextlib.contextmanager
 def _utf8_locale() -> Iterator[None]:
-    """Let TFDS read text files as UTF-8. It does not name their encoding, which is UTF-8."""
+    """Let TFDS read text files as UTF-8. By default, TFDS uses the encoding of the locale."""
     before = locale.setlocale(locale.LC_CTYPE)
     # No locale has the same name on all systems.
     for name in ("C.UTF-8", "UTF-8", "en_US.UTF-8"):

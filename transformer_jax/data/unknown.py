@@ -1,4 +1,4 @@
-"""Report text that a vocabulary lacks, which the model reads as the unknown token."""
+"""Report text that is missing from a vocabulary. The model reads it as the unknown token."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.progress import note
 from transformer_jax.special_tokens import UNKNOWN
 
-# Above this fraction of unknown tokens, the text is probably not what the model was made for.
+# If more than this fraction of the tokens are unknown, the text is probably of the wrong kind.
 MANY_UNKNOWN = 0.03
-# The numbers of lines to search for examples, and of examples in a note.
+# The maximum numbers of lines to search for examples and of examples to include in a note.
 MAX_SEARCHED = 1000
 MAX_EXAMPLES = 4
 
@@ -20,7 +20,7 @@ MAX_EXAMPLES = 4
 def note_unknown(
     title: str, tokenizer: Tokenizer, lines: Sequence[str] = (), tokens: Ragged | None = None
 ) -> None:
-    """Issue a note that states how much of a text the vocabulary lacks, unless it lacks nothing.
+    """If a text contains unknown tokens, issue a note that states how many.
 
     The tokens default to the encoded lines. If the lines are given, the note contains examples.
     """
@@ -61,6 +61,6 @@ def _find_examples(tokenizer: Tokenizer, lines: Sequence[str]) -> str:
 
 
 def _describe(text: str) -> str:
-    """Return a text that can be read in a terminal, and the code point of a single character."""
+    """Return the text in quotation marks. For a single character, add the code point."""
     code = f" (U+{ord(text):04X})" if len(text) == 1 else ""
     return f"{text[:20]!r}{code}"

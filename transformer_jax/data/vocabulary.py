@@ -40,7 +40,7 @@ def train_vocabulary(corpus: Corpus, identity: str, config: DataConfig) -> Vocab
     """Train a vocabulary on a corpus, or load it from the cache; `identity` identifies the text."""
 
     def train(vocab_size: int, *sides: str, unit: Unit = "subwords") -> Tokenizer:
-        # Without normalization, the digest is that of a config without this option.
+        # Without normalization, the digest does not include this option.
         changes = [] if config.normalization == "none" else [config.normalization]
         name = f"{digest(identity, vocab_size, *sides, unit, *changes)}.model"
         path = cache_folder("vocabularies") / name

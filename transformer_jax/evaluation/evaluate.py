@@ -56,10 +56,10 @@ class Evaluation(NamedTuple):
     result: JsonObject
     """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
-    produced the translations. For splits of `number_words`, `by_digits` contains the numbers that
-    are right by digit count. If the task is not translation, `task` contains the task's scores.
-    For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the fields of
-    `Scores`, and `task`."""
+    produced the translations. For splits of `number_words`, `by_digits` states how many numbers
+    with each number of digits are correct. If the task is not translation, `task` contains the
+    task's scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity,
+    the fields of `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -92,7 +92,8 @@ def prepare_split(run: Run, split: Split) -> Prepared:
     except DataError as error:
         reason, *settings = error.parts
         if settings:
-            # The reason is a missing file, but only `resume` can change the folder.
+            # A file is missing. The error suggests another data folder, but only `resume` accepts
+            # one.
             reason = f"{str(reason).partition(':')[0]}; if the text has moved, resume the run with "
         raise DataError(f"{path}: ", reason, *settings) from error
     if split not in prepared.report:
@@ -274,7 +275,7 @@ def score_by_length(
 def score_by_digits(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[JsonObject]:
-    """Return how many numbers of each digit count are exactly right, for lines of number words."""
+    """Return how many numbers with each number of digits are translated exactly."""
     is_right: dict[int, list[bool]] = {}
     for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):
         sides = (line.split(SEPARATOR) for line in (source, reference))

@@ -22,8 +22,8 @@ from transformer_jax.model.losses import LOSSES, Loss, cross_entropy
 # The maximum number of source or target tokens in a batch, including padding.
 SCORING_TOKENS = 4096
 NUM_AHEAD = 4
-# Each shape is one compiled program. Scoring is short, so more shapes would cost more time than
-# their padding saves.
+# Each shape is one compiled program. Scoring is short, so compiling more shapes would take longer
+# than the reduced padding saves.
 MAX_SHAPES = 4
 
 

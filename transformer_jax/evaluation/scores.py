@@ -25,13 +25,13 @@ OTHERS = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"
     "\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf]"
 )
-# In Japanese text, kana are a larger fraction of the characters.
+# In Japanese text, kana make up more than this fraction of the characters.
 MIN_KANA = 0.05
-# The libraries of sacreBLEU's tokenizers for Japanese and Korean.
+# The libraries that sacreBLEU's tokenizers for Japanese and Korean require.
 LIBRARIES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
 # BLEU counts n-grams of up to this many words.
 MAX_ORDER = 4
-# Below this fraction of references with `MAX_ORDER` words, BLEU says little.
+# BLEU is unreliable if fewer than this fraction of references have at least `MAX_ORDER` words.
 MIN_LONG_REFERENCES = 0.1
 
 
@@ -81,7 +81,7 @@ def choose_tokenizer(name: str, references: Sequence[str]) -> str:
 
 
 def check_tokenizer(name: str, references: Sequence[str]) -> None:
-    """Check before a long computation that BLEU can be computed, and note if it will say little.
+    """Check that BLEU can be computed, and issue a note if it will be unreliable.
 
     Raises:
         UsageError: the tokenizer needs a library that is not installed.
@@ -93,7 +93,7 @@ def check_tokenizer(name: str, references: Sequence[str]) -> None:
     if tokenizer in ("13a", "intl", "none") and sum(is_long) < MIN_LONG_REFERENCES * len(is_long):
         note(
             f"only {sum(is_long):,} of {len(is_long):,} references have {MAX_ORDER} or more words, "
-            "so BLEU says little: data.bleu_tokenizer can split them into characters (char)"
+            "so BLEU is unreliable: data.bleu_tokenizer can split them into characters (char)"
         )
 
 
@@ -155,8 +155,8 @@ def compound_bleu(
     In hypotheses and references, punctuation is replaced as in Moses's
     `replace-unicode-punctuation.perl`, and the text is tokenized as in `tokenizer.perl -l de` and
     split at hyphens. BLEU is computed as in `multi-bleu.perl`, without smoothing. If `tokenizer`
-    is "none", the text must already be tokenized. Return None if `tokenizer` is for a language
-    without compounds of words with hyphens, or if it splits text into characters.
+    is "none", the text must already be tokenized. Return None if `tokenizer` is for a language that
+    does not form compounds with hyphens, or if it splits text into characters.
     """
     if tokenizer not in ("13a", "intl", "none"):
         return None

@@ -263,8 +263,9 @@ def first_argmax(x: Float[Array, "B N"]) -> Int[Array, " B"]:
 
     If a row contains NaN, return any of its indices.
 
-    On a CPU, XLA computes `argmax` and `top_k` one element at a time, but `max` with vector
-    instructions. Therefore, find the block of the row with the maximum before the index in it.
+    On a CPU, XLA computes `argmax` and `top_k` one element at a time, but it computes `max` with
+    vector instructions. Therefore, first find the block that contains the maximum, and then find
+    the index within the block.
     """
     size = max(k for k in range(1, MAX_BLOCK + 1) if x.shape[1] % k == 0)
     if size < MIN_BLOCK:

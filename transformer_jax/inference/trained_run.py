@@ -229,7 +229,7 @@ def note_changed_files(folder: RunFolder) -> None:
 def load_folder(
     folder: RunFolder, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:
-    """Load an open run as `load` does, but without notes about changed files."""
+    """Load an open run like `load`, but without notes about changed files."""
     start_backend()
     if folder.package is not None:
         return _load_package(folder, folder.package, average_checkpoints, step)
@@ -275,7 +275,8 @@ def _load_package(
         mean = f"the mean of steps {', '.join(map(str, steps))}" if len(steps) > 1 else "one step"
         raise UsageError(f"{folder.path} is a package and contains only {mean}")
     try:
-        # run.json contains the digests of the vocabulary, and the checkpoint contains its own.
+        # run.json contains the digests of the vocabulary, and the checkpoint contains its own
+        # digests.
         checksums.read(folder.path, "run.json")
     except CorruptionError as error:
         raise StorageError(f"{folder.path} is damaged: {error}") from error
