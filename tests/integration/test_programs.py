@@ -44,7 +44,7 @@ def test_a_run_compiles_its_step_for_each_shape_and_few_other_programs(tmp_path:
         assert 1 <= programs.pop("jit(_losses)") <= MAX_SHAPES
         assert 1 <= programs.pop("jit(translate_batch)") <= 3
     training = {"jit(matmul)": 1, "jit(_learning_rate)": 1}
-    # An operation outside of `jax.jit` would be a separate program.
+    # An operation outside `jax.jit` would be a separate program.
     assert phases == [
         {"jit(_init_state)": 1, **training},
         training,

@@ -76,7 +76,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A gated convolution over the current and earlier positions, then attention to the source."""
+    """A gated convolution over the current and earlier positions, and attention to the source."""
 
     config: ModelConfig
 

@@ -87,7 +87,7 @@ def masked_softmax(
     The paper masks with negative infinity. This function uses the lowest float32 value, so that a
     query whose keys are all masked, as in an empty row, gets uniform weights instead of NaN.
     """
-    # Scores already have this precision or a higher one. Sums in bfloat16 would lose small weights.
+    # Sums in bfloat16 would lose small weights. Most scores already have at least this precision.
     scores = scores.astype(sum_dtype(scores))
     return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
 

@@ -132,7 +132,7 @@ def choose_components(config: ModelConfig) -> Components:
 def check_dtype(config: ModelConfig) -> None:
     """Raise a ConfigError if JAX's 64-bit types are disabled and the config needs them."""
     is_possible = config.dtype != "float64" or jnp.result_type(float) == "float64"
-    config.require("dtype", is_possible, "float32 or bfloat16 outside of `jax.enable_x64(True)`")
+    config.require("dtype", is_possible, "float32 or bfloat16 outside `jax.enable_x64(True)`")
 
 
 def build_transformer(

@@ -17,7 +17,8 @@ from flax import linen as nn
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
 
 Rate = Float[ArrayLike, ""]
-"""A dropout rate. In a compiled training step, it is an array: an argument of the program."""
+"""A dropout rate. In a compiled training step, the rate is an array, because it is an argument of
+the program."""
 
 
 # `jit` traces this function once per shape, which makes tracing the base model 20% faster.
@@ -71,7 +72,7 @@ class Dropout(nn.Module):
     def draw_key(self, shape: tuple[int, ...], *, train: bool) -> Array | None:
         """Return the random key for an array of this shape, or None if dropout is off.
 
-        Dropout is on if its rate is an array, because programs for all rates are the same.
+        Dropout is on if its rate is an array, because one program serves all rates.
         """
         if not train or (isinstance(self.rate, float | int) and self.rate == 0):
             return None

@@ -120,8 +120,8 @@ def attention_weights(
 
     The weights are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T,
     T], and "cross" [layers, B, H, T, S]. An architecture might have only some of them. The forward
-    pass always uses the `full` attention implementation instead of those that do not record the
-    weights.
+    pass uses the `full` attention implementation in place of `blockwise` and `cudnn`, which do not
+    record the weights.
 
     Raises:
         UsageError: an attention implementation in a user's file does not record the weights.

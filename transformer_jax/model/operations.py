@@ -107,7 +107,7 @@ def sum_dtype(x: Float[Array, "..."]) -> jax.typing.DTypeLike:
 
 
 class Summary(NamedTuple):
-    """Three numbers about the logits of each position, from which a loss can be computed."""
+    """Three numbers that summarize the logits of a position for the computation of the loss."""
 
     log_total: Float[Array, "B T"]
     """The logarithm of the sum of the exponentials of the logits."""

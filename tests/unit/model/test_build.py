@@ -87,7 +87,7 @@ def test_only_a_transformer_is_built_as_a_transformer(architecture: Any) -> None
 
 def test_float64_needs_the_64_bit_types_of_jax() -> None:
     config = replace(SMALL_MODEL, dtype="float64")
-    with pytest.raises(ConfigError, match=r"float32 or bfloat16 outside of `jax.enable_x64"):
+    with pytest.raises(ConfigError, match=r"float32 or bfloat16 outside `jax.enable_x64"):
         build_transformer(config, 13)
     with jax.enable_x64(True):
         model = build_transformer(config, 13)
