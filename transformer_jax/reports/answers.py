@@ -6,7 +6,7 @@ from transformer_jax.reports.results import MARGINS, PaperScore, Results, Scored
 from transformer_jax.reports.seed_statistics import Interval, RowComparison, Verdict
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
-# How one row, or several rows, compare with the paper.
+# Verbs that state how one row, or several rows, compare with the paper.
 WORDS: dict[Verdict, tuple[str, str]] = {
     "as in the paper": ("agrees", "agree"),
     "differs": ("disagrees", "disagree"),
@@ -26,17 +26,17 @@ def question(results: Results) -> str:
 
 
 def summarize(results: Results) -> list[str]:
-    """Return sentences on the report as a whole: the set that decides, and the paper's claims."""
+    """Return sentences on the whole report: the set that it uses, and the paper's claims."""
     split = results.splits[-1]
     other = ""
     if len(results.splits) > 1:
         other = " Settings may have been chosen on the development set, which is reported below."
-    sentences = [f"These answers are on the {_name(split)} set.{other}"]
+    sentences = [f"These answers use the {_name(split)} set.{other}"]
     return sentences + [x for score in LABELS if (x := _compare_claims(results, score, split))]
 
 
 def answer(results: Results, name: str) -> str:
-    """Return one sentence on how a row compares with the first row, on the set that decides."""
+    """Compare a row with the first row in one sentence, on the set that the answers use."""
     split = results.splits[-1]
     parts = []
     for score, label in LABELS.items():

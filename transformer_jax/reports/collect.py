@@ -100,7 +100,7 @@ def collect_results(
 ) -> Results:
     """Collect the results of all runs so far.
 
-    The results list finished runs whose translations are invalid as unreadable.
+    Finished runs whose translations are invalid are listed as unreadable.
 
     Raises:
         UsageError: no run has finished, or no run has scores on the split.
@@ -126,7 +126,7 @@ def collect_results(
 
 
 def _check_translations(status: RunStatus) -> RunStatus:
-    """Return the status, or an unreadable one if the translations of an evaluation are invalid."""
+    """Return the status, marked as unreadable if the translations of an evaluation are invalid."""
     try:
         for folder in status.evaluations.values() if status.status == "done" else ():
             read_translations(folder)

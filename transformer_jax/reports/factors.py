@@ -59,7 +59,7 @@ def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] |
 def analyze_factors(
     scores: Scores, configs: Mapping[str, Config], factors: Factors
 ) -> list[Contrast]:
-    """Return all contrasts, or an empty list unless all rows have the same seeds, at least two."""
+    """Return all contrasts, or [] unless all rows have the same seeds and at least two of them."""
     seeds = {frozenset(by_seed) for by_seed in scores.values()}
     if len(seeds) != 1 or len(scores) != len(configs) or len(next(iter(seeds))) < 2:
         return []

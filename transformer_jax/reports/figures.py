@@ -78,7 +78,7 @@ def _mean_curve(row: RowResult) -> Curve:
 
 
 def _by_importance(results: Results) -> list[str]:
-    """Return the first row's name, then the other names, from the largest difference down."""
+    """Return the first row's name, and then the other names in descending order of difference."""
 
     def magnitude(name: str) -> float:
         difference = results.compare(name, "perplexity", results.splits[-1]).difference
@@ -96,7 +96,7 @@ def draw_ratios(results: Results) -> Picture:
     axes.margins(x=0.08)
     points: list[float] = []
     for number, split in enumerate(splits):
-        # The set that decides is in the darker color.
+        # The darker color marks the set that the answers use.
         color = PALETTE[1] if split == splits[-1] else PALETTE[6]
         for y, name in enumerate(rows):
             comparison = results.compare(name, "perplexity", split)

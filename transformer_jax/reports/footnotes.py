@@ -61,7 +61,7 @@ def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str
 
 
 def describe_tuning(sweep: Sweep) -> list[str]:
-    """Describe what was tuned and how often each value was chosen; warn of values at the edge."""
+    """Describe what was tuned and how often each value was chosen; warn about extreme values."""
     if (tuning := sweep.tuning) is None:
         return []
     chosen = {row: value for row, value in tuning.chosen.items() if row in sweep.rows}
@@ -70,7 +70,7 @@ def describe_tuning(sweep: Sweep) -> list[str]:
     times = ", ".join(f"{value} in {count} of {len(chosen)}" for value, count in counts.items())
     notes = [
         f"Tuned: {tuning.field}, in each row, by the mean log perplexity on the development set. "
-        f"Each row has the same number of trials: one for each value and trial seed ({seeds}). "
+        f"Each row has one trial for each combination of a value and a trial seed ({seeds}). "
         f"Chosen: {times} rows. The trials are not among the runs below."
     ]
     numbers = [x for x in tuning.values if isinstance(x, int | float) and not isinstance(x, bool)]

@@ -49,7 +49,7 @@ def write_report(results: Results) -> Path:
     if folder.parent.exists():
         check_no_links(folder.parent, lambda name: name == folder.name)
     scores = make_table(results, SCORES)
-    # The set that decides comes first.
+    # The set that the answers use comes first.
     tabled = {"Scores: mean ± standard deviation over seeds": scores} | {
         f"Differences from {results.base.name} on the {SPLIT_NAMES[split]} set": make_table(
             results, COMPARISONS[split]
@@ -184,7 +184,7 @@ COMPARISONS: dict[ScoredSplit, dict[str, Column]] = {
 
 
 def summary_table(results: Results) -> list[list[str]]:
-    """Return the table that `transformer-jax report` prints, on the set that decides.
+    """Return the table that `transformer-jax report` prints, on the set that the answers use.
 
     The full tables are too wide for a terminal.
     """

@@ -122,7 +122,7 @@ class Results:
 
     @property
     def splits(self) -> tuple[ScoredSplit, ...]:
-        """The sets to analyze. The last one concludes: the test set, if it was scored."""
+        """The sets to analyze. The answers use the last one: the test set, if it was scored."""
         if self.split is not None:
             return (self.split,)
         has_test = any("test_bleu" in row.scores for row in self.rows.values())
@@ -175,8 +175,8 @@ class Results:
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
         """Return how much a row's score differs from the first row's score in the paper.
 
-        For perplexity, the difference is between logarithms. Return None if the paper does not
-        report both scores.
+        For perplexity, return the difference between the logarithms. Return None if the paper does
+        not report both scores.
         """
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:

@@ -204,8 +204,8 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
     If the difference in the paper is within the margin, assume that the paper considers the rows
-    equivalent. Otherwise, assume that the paper claims only which row scores higher. Equivalence
-    is "out of reach" if the interval is too wide to be within the margin wherever its center is.
+    equivalent. Otherwise, assume that the paper claims only which row scores higher. Equivalence is
+    "out of reach" if the interval would exceed the margin even if it were centered on zero.
 
     Args:
         interval: the row's simultaneous interval. If None, the verdict is "inconclusive".
@@ -241,7 +241,7 @@ def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) ->
     """Return how many seeds make the simultaneous intervals narrow enough to show equivalence.
 
     Args:
-        deviation: the pooled standard deviation between seeds, which may not be zero.
+        deviation: the pooled standard deviation between seeds, which must not be zero.
         num_compared: the number of rows that are compared with the first row.
         margin: the largest negligible difference.
 

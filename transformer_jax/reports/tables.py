@@ -77,7 +77,7 @@ def _escape_formula(cell: str) -> str:
 
 
 def to_html(table: Table, links: Sequence[Link] | None, caption: str = "") -> str:
-    """Return an HTML table. If `links` is set, the first cell of each row but the first is one."""
+    """Return an HTML table. If `links` is set, the first cell of each row of the body is a link."""
     head, *body = table
     lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
     for (first, *others), link in zip(body, links or [None] * len(body), strict=True):

@@ -54,7 +54,7 @@ def test_each_row_has_one_sentence_with_its_intervals_and_the_papers_differences
 
 def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
     first, perplexity, _ = summarize(make_results(tmp_path, 0.0001))
-    assert first == "These answers are on the development set."
+    assert first == "These answers use the development set."
     assert perplexity == (
         "Perplexity: of the rows in which the paper sees a difference (1), 1 agrees; of the rows "
         "in which the paper sees no difference (1), 1 agrees."

@@ -67,7 +67,7 @@ def test_the_page_answers_before_it_shows_tables(folder: Path) -> None:
         text.index(x)
         for x in (
             "Which of the 4 other rows differ from base",
-            "These answers are on the test set.",
+            "These answers use the test set.",
             "<figure>",
             "<dt>worse: d_ff 34</dt>",
             "<details>",
@@ -140,7 +140,7 @@ def test_every_format_has_one_line_per_row(folder: Path) -> None:
     assert r"4.10 $\pm$ 0.10" in latex
     parts = (folder / "table.md").read_text().split("\n\n")
     written = [part for part in parts if part.startswith("| row |")]
-    # The set that decides comes before the development set.
+    # The set that the answers use comes before the development set.
     for table, columns in zip(
         written, (shown, COMPARISONS["test"], COMPARISONS["dev"]), strict=True
     ):
