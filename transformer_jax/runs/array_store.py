@@ -39,7 +39,7 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:
-    """Restore the trees in `targets`; raise a StorageError if one is unreadable or differs."""
+    """Restore the trees in `targets`; raise a StorageError if one is damaged or does not match."""
     name = f"checkpoint {folder.name}"
     try:
         stored: Trees = ocp.checkpointables_metadata(str(folder.absolute())).metadata

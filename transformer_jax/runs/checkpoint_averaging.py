@@ -23,8 +23,8 @@ def select_steps(
 
     The last selected step is `step`, which defaults to the step of the latest intact checkpoint. If
     `average` is more than 1, the steps are those of consecutive scheduled checkpoints. With
-    `allow_fewer`, the result may contain fewer than `average` steps, and if the checkpoint at
-    `step` is not scheduled, or if no checkpoint is, the result contains only `step`.
+    `allow_fewer`, the result may contain fewer than `average` steps. If the checkpoint at `step` is
+    not scheduled, or if no checkpoint is scheduled, the result then contains only `step`.
 
     Raises:
         UsageError: the checkpoint does not exist, or there are fewer than `average` checkpoints.

@@ -192,7 +192,7 @@ class CheckpointManager:
     ) -> None:
         """Start replacing the scores and the metadata of the latest checkpoint.
 
-        Errors are raised as for `save`.
+        Errors are raised in the same way as in `save`.
         """
         perplexity, smoothed_loss = scores or (None, None)
         content = self._metadata[step]._replace(

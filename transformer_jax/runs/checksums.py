@@ -43,7 +43,7 @@ def write(folder: Path) -> None:
 
 
 def replace(folder: Path, name: str, text: str) -> None:
-    """Replace a file durably, so that the folder matches its SHA256SUMS file at every moment.
+    """Replace a file durably, so that the folder matches its SHA256SUMS file at all times.
 
     In the meantime, SHA256SUMS lists both digests of the file. If this process ends before it
     removes the old digest, `finish_replacement` does so later.
@@ -55,7 +55,7 @@ def replace(folder: Path, name: str, text: str) -> None:
 
 
 def finish_replacement(folder: Path) -> None:
-    """If an interrupted `replace` left two digests of a file, remove the other file's digest."""
+    """If an interrupted `replace` left two digests of a file, remove the outdated one."""
     for name, known in (digests := _read_digests(folder)).items():
         if len(known) > 1 and (digest := _digest(folder / name)) in known:
             _overwrite(folder, NAME, _format_digests(digests | {name: {digest}}))
@@ -136,7 +136,7 @@ def _read(folder: Path, name: str, digests: Digests) -> bytes:
 
 
 def _read_stable(folder: Path, function: Callable[[Digests], T]) -> T:
-    """Apply a function to the digests, again if they change because of a simultaneous `replace`."""
+    """Apply a function to the digests, and repeat this if a simultaneous `replace` changes them."""
     digests = _read_digests(folder)
     while True:
         try:
@@ -172,7 +172,7 @@ def _read_digests(folder: Path) -> Digests:
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
     """Yield each file's relative path; raise a CorruptionError for a link or special file.
 
-    Skip what other programs leave behind.
+    Skip files that other programs leave behind.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -188,7 +188,7 @@ class RunFolder:
 
     @property
     def changed_files(self) -> list[str]:
-        """A line for each file of parts whose code has changed since this run was created."""
+        """A message for each file of registered parts that has changed since the run began."""
         recorded = _read_parts(self._read_description())
         parts: dict[tuple[str, str, str], list[str]] = {}
         for field, now in describe_foreign(self.config.parts()).items():
@@ -315,7 +315,7 @@ def check_available(path: Path) -> None:
 
 
 def _advise(path: Path) -> str:
-    """Return what to do with an existing path, other than creating a run there."""
+    """Return advice for a user who wants to create a run at a path that already exists."""
     advice = ""
     if holder := describe_holder(path):
         advice = f"it is being trained {holder}; "

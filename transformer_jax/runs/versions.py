@@ -13,7 +13,7 @@ PACKAGES = (
 
 
 def package_version() -> str:
-    """Return this package's version, also if it runs from a source folder and is not installed."""
+    """Return this package's version, even if the package runs from its source folder."""
     try:
         return importlib.metadata.version("transformer-jax")
     except importlib.metadata.PackageNotFoundError:

@@ -111,7 +111,7 @@ def without_padding(run: Run) -> Run:
 
 
 def find_limits(config: ModelConfig) -> tuple[int, int] | None:
-    """Return the numbers of source and target positions, or None if positions do not end."""
+    """Return the numbers of source and target positions, or None if they are unlimited."""
     source, target = config.max_lengths
     return None if target is None else (source, target)
 

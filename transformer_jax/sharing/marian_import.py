@@ -219,7 +219,7 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     return arrays
 
 
-# The weights of other programs: the end of a file's name, and what the file contains.
+# Weight files of other programs: the end of a file's name, and a description of its contents.
 OTHER_WEIGHTS = {
     ".safetensors.index.json": "weights in several files",
     ".bin.index.json": "weights in several files",

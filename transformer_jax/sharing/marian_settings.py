@@ -1,7 +1,7 @@
-"""Refuse settings of a Marian folder that change translations and that this package lacks.
+"""Reject settings of a Marian folder that change translations and that this package lacks.
 
-The tables list what is allowed. A setting that they do not contain is refused unless it is off, so
-a setting of a later release of the transformers library never gets lost silently.
+The tables list what is allowed. Any other setting is rejected unless it is off, so that settings
+from later releases of the transformers library are never ignored silently.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ SPECIAL_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>
 def check_settings(
     path: Path, settings: JsonObject, generation: JsonObject, tokenizer: JsonObject
 ) -> None:
-    """Refuse settings that change translations and that this package cannot express.
+    """Reject settings that change translations and that this package cannot express.
 
     `generation` is {} if the folder has no generation_config.json; `generate` then reads these
     settings from config.json.
@@ -109,7 +109,7 @@ def _check_generation(file: Path, settings: JsonObject, generation: JsonObject) 
 
 
 def _note_limit(file: Path, limit: object, *source_limits: object) -> None:
-    """Issue a note if `generate` would end translations earlier than it reads sources."""
+    """Issue a note if `generate` limits translations to fewer tokens than it allows in a source."""
     numbers = [x for x in source_limits if isinstance(x, int | float)]
     if isinstance(limit, int) and numbers and limit < min(numbers):
         note(

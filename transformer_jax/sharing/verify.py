@@ -29,8 +29,8 @@ NUM_SENTENCES = 20
 RANDOM_LENGTH = 8
 # In float32, an exported model must reproduce at least a `MIN_EQUAL` fraction of the run's
 # translations, and scores may differ by at most `MAX_SCORE_DIFFERENCE`. Rounding and the epsilon in
-# Marian's layer normalization change scores by less than this limit, but they can reverse a near
-# tie between tokens.
+# Marian's layer normalization change scores by less than this limit. However, if two tokens are
+# almost equally likely, these changes can affect which token the search chooses.
 MIN_EQUAL = 0.9
 MAX_SCORE_DIFFERENCE = 0.05
 

@@ -36,7 +36,7 @@ from transformer_jax.training.step import init_state
 
 # The fraction of a device's peak FLOP/s that training is assumed to reach.
 ASSUMED_UTILIZATION = 0.3
-# How much more memory the backward pass needs than the values that the forward pass stores for it.
+# The backward pass needs this many times the memory of the values that the forward pass stores.
 MEMORY_MARGIN = 1.5
 
 

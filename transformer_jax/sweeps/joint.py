@@ -27,7 +27,7 @@ from transformer_jax.training.member import Assignment
 def train_runs(runs: Sequence[SweepRun], worker: int) -> None:
     """Create or resume the runs, and train them together.
 
-    `worker` is the process ID of the worker, which each status names as the run's process. See
+    `worker` is the process ID of the worker, which is recorded in the status of each run. See
     `train_together` for the errors that end all runs.
     """
     # Runs that resume keep the number of CPU threads.

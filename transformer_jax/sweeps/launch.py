@@ -46,8 +46,8 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs of a stored sweep; return the status of every run.
 
-    `group_sizes` contains, for each row, how many of its runs can train in one program. The default
-    is 1.
+    `group_sizes` maps a row to the number of its runs that can train in one program. The default is
+    1.
 
     If another process on this machine is still training a run, this function waits for that process
     to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends,
@@ -94,7 +94,7 @@ def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
     most = min(MAX_GROUP_SIZE, -(-num_unfinished // len(slots)))
     if not memory or most < 2:
         return {}
-    # Estimate in a child process, because JAX would reserve the memory of the accelerator.
+    # Estimate the memory in a child process, because JAX would reserve the accelerator's memory.
     command = train_command([str(sweep.path)], "transformer_jax.sweeps.estimates")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603
@@ -156,7 +156,7 @@ class _Queue:
         return None
 
     def defer_if_running(self, status: RunStatus) -> bool:
-        """If another launcher trains this run, wait for the run to end; return whether it does."""
+        """Return whether another launcher is training the run. If so, wait for the run to end."""
         # A status names a slot only if the run is on this machine.
         is_elsewhere = status.status == "running" and bool(status.slot)
         if is_elsewhere:

@@ -38,7 +38,7 @@ from transformer_jax.registry import check_registered, describe_foreign
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# A character that no row's name contains, for lists of runs.
+# The separator of the names in a list of runs. The name of a row cannot contain it.
 NAME_SEPARATOR = ","
 
 
@@ -56,7 +56,7 @@ class SweepRun:
     config: Config
     """The row's config with this run's seed."""
     is_trial: bool = False
-    """Whether the run only helps to choose a value. Trials are not scored on the test set."""
+    """Whether this is a trial, which helps to choose a value and is not scored on the test set."""
 
     @property
     def config_file(self) -> Path:
@@ -87,15 +87,15 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """A config field whose value each row of a sweep chooses on the development set."""
+    """A config field whose value is chosen for each row of a sweep on the development set."""
 
     field: str
     """The field's name, such as "train.learning_rate_scale"."""
     values: tuple[FieldValue, ...]
     seeds: tuple[int, ...]
-    """The seeds of the trials of each value."""
+    """The seeds of the trials. Each value is tried with all of these seeds."""
     chosen: Mapping[str, FieldValue] = field(default_factory=dict)
-    """The values that the rows have chosen so far, keyed by row."""
+    """The values that have been chosen so far, keyed by row."""
 
     def change(self, config: Config, value: FieldValue) -> Config:
         """Return the config with another value of the field."""
@@ -124,11 +124,12 @@ class Sweep:
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
     tuning: Tuning | None = None
-    """The field whose value each row chooses. `rows` contains the configs before the choice."""
+    """The field whose value is chosen for each row. `rows` contains the configs before the
+    choice."""
 
     @property
     def trials(self) -> list[SweepRun]:
-        """The runs that choose the values, in all rows."""
+        """The trials of all rows, which determine the values."""
         return [] if self.tuning is None else _plan_trials(self.path, self.rows, self.tuning)
 
     @property
@@ -137,7 +138,7 @@ class Sweep:
         return [*self.trials, *self.runs]
 
     def choose(self, chosen: Mapping[str, FieldValue]) -> "Sweep":
-        """Return the sweep with the values that these rows have chosen."""
+        """Return the sweep with the values that have been chosen for these rows."""
         if self.tuning is None:
             return self
         tuning = replace(self.tuning, chosen={**self.tuning.chosen, **chosen})
@@ -297,8 +298,8 @@ def plan_sweep(
     """Plan a sweep without writing files.
 
     The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
-    seeds are consecutive, starting with the first row's seed. With `tuning`, the values that the
-    rows of an existing sweep have chosen remain.
+    seeds are consecutive, starting with the first row's seed. With `tuning`, the values that were
+    chosen for an existing sweep remain.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
@@ -326,7 +327,7 @@ def plan_sweep(
 
 
 def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Set the number of batch shapes that suits the first row in all rows that leave it open.
+    """Use the first row's number of batch shapes in all rows that do not set the number.
 
     With the same number, rows with the same text also train on the same batches.
     """

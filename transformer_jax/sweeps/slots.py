@@ -25,7 +25,7 @@ size = (devices[0].memory_stats() or {}).get("bytes_limit")
 print(json.dumps([jax.default_backend(), len(devices), size]))
 """
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-# The default value of that variable.
+# The default value of the variable above.
 DEFAULT_FRACTION = 0.75
 # Several processes on one GPU divide this fraction of its memory. The rest is for their kernels.
 SHARED_FRACTION = 0.9
@@ -57,7 +57,8 @@ def find_slots(limit: int | None = None, runs_per_device: int = 1) -> list[Slot]
             `runs_per_device` is not 1, but there is no GPU.
         BackendError: JAX cannot start.
     """
-    # Count the devices in a child process, so that JAX does not reserve their memory in this one.
+    # Count the devices in a child process, so that JAX does not reserve their memory in this
+    # process.
     command = [sys.executable, "-c", COUNT_DEVICES]
     child = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
     errors = child.stderr.decode(errors="replace").strip()
@@ -134,7 +135,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     2). The folder `root` contains the folders `proc` and `sys`.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    # A file that does not exist, or that has another format, sets no limit.
+    # A file that does not exist, or that has another format, does not set a limit.
     with contextlib.suppress(OSError, StopIteration):
         lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
         available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])

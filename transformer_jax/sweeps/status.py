@@ -29,7 +29,7 @@ SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
 # To get a run's status, read only this many bytes from the end of its metrics.jsonl.
 TAIL_BYTES = 1 << 16
-# No operating system gives a process a larger ID.
+# No operating system assigns a larger process ID.
 MAX_PID = 2**31 - 1
 # Scores from 0 to 100, including the scores of `evaluation.tasks`.
 PERCENTAGES = {"bleu", "chrf", "compound_bleu", "precision", "recall", "f1"}
@@ -107,8 +107,8 @@ def write_status(
     """Write a run's status. `RunStatus` describes the fields.
 
     If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
-    process's Slurm job, and `process`, the ID of the process that the status is about, to this
-    process.
+    process's Slurm job. `process`, the ID of the process that the status describes, defaults to
+    this process.
     """
     process = os.getpid() if process is None else process
     changes = {"phase": phase, "finished": finished}

@@ -1,9 +1,9 @@
 """Choose the value of a config field for each row of a sweep, on the development set.
 
-Each row gets the same number of trials: one for each value and trial seed. A row chooses the value
-with the lowest mean log perplexity on the development set. Its other runs are then trained with
-this value. Trials have their own seeds and are not scored on the test set, so the scores that a
-report compares do not favor the values that were lucky in a trial.
+Each row has one trial for each combination of a value and a trial seed. The value with the lowest
+mean log perplexity on the development set is chosen, and the row's other runs are trained with this
+value. Trials have their own seeds and are not scored on the test set, so a value that did well in a
+trial only by chance has no advantage in the report.
 """
 
 import math
@@ -54,7 +54,7 @@ def plan_tuning(
 
 
 def open_trials(sweep: Sweep) -> Sweep:
-    """Return a sweep whose runs are the trials of the rows that have not chosen a value."""
+    """Return a sweep whose runs are the trials of the rows for which no value has been chosen."""
     chosen: Mapping[str, FieldValue] = sweep.tuning.chosen if sweep.tuning else {}
     return replace(sweep, runs=[run for run in sweep.trials if run.row not in chosen])
 
@@ -63,7 +63,7 @@ def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
     """Return the sweep with the best value for each row whose trials have ended.
 
     A trial that diverged is worse than all others. If the trials of several values are equally
-    good, the first value is chosen. With `retry_failed`, trials that failed have not ended.
+    good, the first value is chosen. With `retry_failed`, failed trials do not count as ended.
 
     Raises:
         SweepFailedError: a trial failed for another reason, or all trials of a row diverged.

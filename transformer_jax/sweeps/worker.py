@@ -1,4 +1,4 @@
-"""Train and score the models of runs of a sweep, in a process that a launcher starts.
+"""Train and score runs of a sweep, in a process that a launcher starts.
 
 The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. With
 several runs, separated by commas, the worker trains them in one program.
@@ -42,7 +42,8 @@ def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
     """Run the remaining phases of runs; return the exit code of a phase that failed, or 0.
 
     The first phase, "train", trains the models, all of them in one program. The other phases score
-    each run on the dev split and, if there is one and the run is not a trial, the test split.
+    each run on the dev split and, unless the run is a trial or there is no test split, on the test
+    split.
     """
     runs = [run for run in runs if not _is_running_elsewhere(run)]
     signals: list[int] = []
