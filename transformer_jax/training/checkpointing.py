@@ -55,7 +55,7 @@ def checkpoint_metadata(
 
 
 def current_environment(config: Config) -> dict[str, str]:
-    """Return what can change a run's results: versions, files of parts, devices, and settings."""
+    """Return the versions, files of parts, devices, and settings that can affect the results."""
     parts = describe_foreign(config.parts()).values()
     files = {part["file"]: part["sha256"] for part in parts if "file" in part}
     return {**installed_versions(), **files, **describe_environment()}
@@ -176,7 +176,7 @@ class Checkpointer:
         self.last_step = step
 
     def record_score(self, scores: DevScores | None) -> None:
-        """Start adding the scores to the latest checkpoint; None if it is not a scheduled one."""
+        """Start adding the scores to the latest checkpoint, or None if it is not scheduled."""
         metadata = self._manager.metadata(self.last_step)
         metadata.pop(UNSCORED, None)
         self._manager.record_score(self.last_step, scores, metadata)

@@ -52,9 +52,9 @@ class CompiledStep:
     def compile(self, state: TrainState, batch: Batch, upcoming: Sequence[Bucket] = ()) -> str:
         """Compile the step for this process's rows of a batch, without running it.
 
-        Then compile the step for the upcoming buckets in the background (see `compile_ahead`). On
-        a GPU, XLA selects kernels by timing them on the device, and concurrent training would
-        distort the measurements. There, this method waits until all buckets are compiled.
+        Then compile the step for the upcoming buckets in the background (see `compile_ahead`). On a
+        GPU, XLA selects kernels by timing them on the device, and concurrent training would distort
+        the measurements, so this method waits until all buckets are compiled.
 
         If `compile_ahead` has already scheduled this shape, wait for that compilation. Return a
         message that states the padded shape of the global batch and the compilation time.

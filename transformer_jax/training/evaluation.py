@@ -29,7 +29,7 @@ NUM_SAMPLES = 20
 
 
 class EvaluationStoppedError(Exception):
-    """A signal arrived during an evaluation, which has therefore no result."""
+    """A signal arrived during an evaluation, so the evaluation has no result."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -69,7 +69,7 @@ def flops_of_lengths(
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
     Only dot products are counted (see `count_flops`). Each operation is counted only once, even if
-    `model.remat` repeats it. All implementations of attention count like full attention, and an
+    `model.remat` repeats it. All implementations of attention are counted as full attention, and an
     attention window excludes the pairs of positions outside the window.
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
@@ -138,15 +138,15 @@ def _forward_flops(model: EncoderDecoder, source: int, target: int) -> int:
     def forward(params: Params, *batch: jax.Array) -> object:
         return model.apply({"params": params}, *batch)
 
-    # The FLOPs do not depend on the platform, but JAX need not initialize its devices.
+    # The FLOPs do not depend on the platform. Naming one keeps JAX from initializing its devices.
     with tracing_for("cpu"):
         return count_flops(jax.make_jaxpr(forward)(abstract_params(model), *shapes).jaxpr)
 
 
 def count_flops(jaxpr: Jaxpr) -> int:
-    """Return the FLOPs of all dot products in a traced function, two for each multiply-add.
+    """Return the FLOPs of all dot products in a traced function, counting two per multiply-add.
 
-    Dot products are matrix products, convolutions, and sums over a product of two arrays. The body
+    Dot products include matrix products, convolutions, and sums of elementwise products. The body
     of a `scan` counts once for each iteration, and the body of a `while` loop counts once. A `cond`
     counts as its most expensive branch.
     """

@@ -1,8 +1,8 @@
-"""Train several runs in one program: their arrays have an additional first axis, the run.
+"""Train several runs in one program, whose arrays have an additional first axis for the runs.
 
 A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. With
-`jax.vmap`, several runs share both. Each run has a slot, its index on the first axis. A run
-computes the same as if it trained alone, apart from rounding.
+`jax.vmap`, several runs share the GPU and the compiled programs. Each run has a slot, its index on
+the first axis. Apart from rounding, its results are the same as if it trained alone.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class JointStep(TrainStep):
 
     @classmethod
     def combine(cls, *steps: TrainStep) -> "JointStep":
-        """Return a step that makes the given steps, one in each slot."""
+        """Return a step that performs the given steps, one in each slot."""
         return cls(steps[0].model, steps[0].config, steps)
 
     def make_numbers(self) -> Numbers:

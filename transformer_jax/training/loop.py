@@ -1,7 +1,7 @@
 """The training loop: run steps; between steps, report, save, and evaluate.
 
-The loop trains one run, or several runs in one program. A run is a `Member` of the loop, which owns
-the run's folder, reports, and checkpoints. The loop owns the states and the step.
+The loop trains one run, or several runs in one program. A `Member` represents each run and owns the
+run's folder, reports, and checkpoints. The loop owns the states and the step.
 """
 
 import contextlib
@@ -71,9 +71,9 @@ def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
 
     See `launch.can_train_together` for the condition.
 
-    Each run trains from its latest checkpoint, as `run_training` does. If the latest checkpoints
-    are from different steps, the runs that are ahead join when the others reach their steps. An
-    error of one run ends only this run, and its `on_end` receives the error.
+    Each run trains from its latest checkpoint, as in `run_training`. If the latest checkpoints are
+    from different steps, the runs that are ahead join when the others reach their steps. An error
+    in one run ends only that run, and its `on_end` receives the error.
 
     Raises:
         RunInterrupted: a signal ended all runs, which have been saved. The message ends with
@@ -189,7 +189,7 @@ def _report_and_save(
     train_step: CompiledStep,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Do what is due after a step, for each active member. The keys of `active` are slots.
+    """For each active member, perform the actions due after a step. `active` is keyed by slot.
 
     All members save before any member is evaluated, because an evaluation can take a while.
     """

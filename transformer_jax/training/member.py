@@ -49,7 +49,7 @@ OnEnd = Callable[[TransformerJaxError | None], object]
 
 @dataclass(frozen=True)
 class Assignment:
-    """A run to train, and who follows its training."""
+    """A run to train, and the recipients of its progress and reports."""
 
     folder: RunFolder
     console: Console
@@ -73,7 +73,7 @@ class Member:
         *,
         is_alone: bool,
     ) -> None:
-        """Store the arguments; `is_alone` is whether all devices and errors belong to this run."""
+        """Store the arguments. Unless `is_alone` is true, other runs may share the device."""
         self.folder, self._console = assignment.folder, assignment.console
         self._callback, self._on_end = assignment.callback, assignment.on_end
         self._group, self._shutdown, self._is_alone = group, shutdown, is_alone
@@ -191,11 +191,11 @@ class Member:
         self.checkpointer.save(step, state, pending, unscored)
 
     def trains_at(self, step: int) -> bool:
-        """Return whether a step is part of this run's training, which has not ended."""
+        """Return whether the run has not ended and still has to train at this step."""
         return not self.has_ended and self.restored < step
 
     def record(self, step: int, metrics: StepMetrics) -> None:
-        """Record a step that has started, and check an earlier step, which has finished."""
+        """Record a step that has started, and check an earlier step that has finished."""
         self.meter.add(metrics, self.run.step_flops(step))
         num_skipped = self.meter.wait_for_earlier_step()
         self._check_divergence(step - self.meter.LAG, num_skipped)

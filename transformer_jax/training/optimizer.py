@@ -15,8 +15,8 @@ from transformer_jax.registry import Registry
 from transformer_jax.training.schedule import learning_rate_schedule
 
 MakeOptimizer = Callable[[TrainConfig, optax.Schedule], optax.GradientTransformation]
-"""Returns the optimizer for a config and its learning rate, which takes Optax's count of previous
-updates: it is 0 in the first step."""
+"""Returns the optimizer for a config and a learning rate. The rate is a function of Optax's count
+of previous updates, which is 0 in the first step."""
 
 OPTIMIZERS = Registry[MakeOptimizer]("train.optimizer")
 
@@ -87,10 +87,10 @@ def schedule_free(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTr
 def matrix_axes(params: optax.Params) -> Any:  # noqa: ANN401 - Optax does not declare this type
     """Return the input and output axes of each matrix, and None for all other parameters.
 
-    Matrices are the kernels of linear layers and convolutions. An attention projection that splits
-    its result into heads [D, H, K] is one matrix from D to H K. The output projection [H, K, D] is
-    one matrix from H K to D, and a convolution [W, I, O] is one from W I to O (Jordan et al. 2024).
-    Embeddings, other tables, norms, and biases are not matrices.
+    Matrices are the kernels of linear layers and convolutions. The kernel of an attention
+    projection, [D, H, K], is treated as one matrix from D to H K. Similarly, the output projection
+    [H, K, D] is treated as a matrix from H K to D, and a convolution [W, I, O] as a matrix from W I
+    to O (Jordan et al. 2024). Embeddings, other tables, norms, and biases are not matrices.
     """
 
     def axes(path: tuple[Any, ...], leaf: jax.Array) -> MuonDimensionNumbers | None:
@@ -148,7 +148,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
 
 
 def evaluation_params(params: Params, state: optax.OptState) -> Params:
-    """Return the parameters to evaluate: the average of a schedule-free optimizer, or `params`."""
+    """Return the averaged parameters for a schedule-free optimizer, and `params` for others."""
 
     def is_average(node: object) -> bool:
         return isinstance(node, ScheduleFreeState)
