@@ -200,8 +200,8 @@ def test_a_signal_during_an_evaluation_is_answered_before_the_next_batch(
 ) -> None:
     trainer.read_log()
     path = trainer.folder / "evaluation"
-    # The first evaluation with a search, after which a batch of translations is reported, is the
-    # last one.
+    # Only an evaluation with a search reports translated batches. The last evaluation is the first
+    # one with a search.
     assert trainer.wait(trainer.train(path, die="SIGTERM")) == 75
     message = trainer.read_log().splitlines()[-1]
     assert f"SIGTERM: saved at step 60; resume with `transformer-jax resume {path}`" in message

@@ -1,4 +1,4 @@
-"""Test that a run has the same bits on any number of CPU cores, with XLA's default flags."""
+"""Test that a run is bit-identical on any number of CPU cores, with XLA's default flags."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Test that nothing depends on the locale: names of files, standard streams, and contents."""
+"""Test that file names, file contents, and standard streams do not depend on the locale."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import transformer_jax
 from transformer_jax.sweeps.slots import find_slots
 
 PACKAGE = Path(transformer_jax.__file__).parent
-# Python otherwise uses UTF-8 in the C locale.
+# Without these variables, Python uses UTF-8 in the C locale.
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 # This program prints names and text in ASCII, because its own output has the locale's encoding.
 TRY_LIBRARY = """

@@ -1,4 +1,4 @@
-"""Test that resumed runs match uninterrupted runs bit for bit, and that runs end as they should."""
+"""Test that resumed runs match uninterrupted runs bit for bit, and that runs end correctly."""
 
 import dataclasses
 import io

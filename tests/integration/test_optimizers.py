@@ -1,4 +1,4 @@
-"""Test that runs resume bit for bit with every optimizer, schedule, and loss, also foreign ones."""
+"""Test that runs resume bit for bit with all optimizers, schedules, and losses, even users' own."""
 
 import shutil
 import signal

@@ -43,7 +43,7 @@ def draw(rng: random.Random, key: str, form: object, metadata: tuple[object, ...
         return rng.random() < 0.5
     if float in kinds:
         return rng.choice((*NUMBERS, float("nan"), float("inf")))
-    # Programs of deep models take long to compile.
+    # Programs of deep models take a long time to compile.
     limit = 3 if "layers" in key else 64
     values = [x for x in INTEGERS if key not in SIZES or x <= limit or x > MAX_COUNT]
     return rng.choice(values)
@@ -68,7 +68,7 @@ def draw_config(rng: random.Random) -> Config:
 
 
 def train_one_step(seed: int, path: Path) -> str:
-    """Train a step with random options; return "trained", "diverged", or why they are rejected."""
+    """Train a step with random options; return "trained", "diverged", or why they are invalid."""
     try:
         config = draw_config(random.Random(seed))
         with pytest.MonkeyPatch.context() as patch:

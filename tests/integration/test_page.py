@@ -21,7 +21,7 @@ def test_the_page_fits_and_follows_the_color_scheme(tmp_path: Path) -> None:
                 size = {"width": width, "height": 800}
                 page = browser.new_page(viewport=size, color_scheme=scheme)
                 page.goto(page_file.as_uri())
-                # The page shows the answers, and folds away the tables.
+                # The page shows the answers and hides the tables in collapsed sections.
                 assert page.locator("h2, dt, figure").first.is_visible()
                 assert not page.locator("table").first.is_visible()
                 page.evaluate("document.querySelectorAll('details').forEach(x => x.open = true)")

@@ -101,7 +101,7 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
         assert next(messages) == "busy checking the moved text\n"
     monkeypatch.chdir(tmp_path)
     assert RunFolder.open(path).config.data.folder == "moved"
-    # Evaluation has no option for the folder, so its error says what has.
+    # `evaluate` has no option for the data folder, so its error suggests `resume`.
     Path("moved").rename("again")
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "empty"))
     assert main(["evaluate", "run", "--split", "dev"]) == 65

@@ -60,6 +60,6 @@ def test_settings_of_jax_do_not_change_a_run(tmp_path: Path) -> None:
     [note] = notes
     assert note.startswith("runs ignore ")
     assert set(SETTINGS) - set(note.removeprefix("runs ignore ").split(", ")) <= {
-        # This setting consists of three.
+        # This setting combines three other settings.
         "JAX_TRANSFER_GUARD"
     }

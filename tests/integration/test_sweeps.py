@@ -120,7 +120,7 @@ def test_a_sweep_trains_scores_and_reports_a_run(
         options += [f"--data.{split}", "text.en", "text.de"]
     # With greedy search, which training also uses, scoring does not compile a second search.
     options += ["--train.steps", "4", "--decode.beam-size", "1"]
-    # A rate of 1e-6 times the paper's does not train the model, so each row chooses 1.
+    # With 1e-6 times the paper's rate, the model does not learn, so 1 is chosen for each row.
     tune = ["--tune", "train.learning-rate-scale", "1e-6", "1"]
     assert main(["sweep", "mine.py", "--seeds", "1", *tune, *options]) == 0
     assert "1 done" in capsys.readouterr().out

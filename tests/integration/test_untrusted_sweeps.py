@@ -104,7 +104,7 @@ def test_a_damaged_run_is_listed_with_the_reason_and_the_others_are_reported(
     assert runs[0][:2] == ["base/seed-0", "unreadable"]
     code = main(["status", str(dev_sweep.path)])
     if "translations" not in name or "pipe" in name:
-        # The status does not read the translations.
+        # The `status` command does not read the translations.
         assert code == 1
         out, err = capsys.readouterr()
         assert reason in out

@@ -1,4 +1,4 @@
-"""Compile for devices that this machine does not have, or pretend to."""
+"""Compile, or pretend to compile, for devices that this machine does not have."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Small corpora: pairs of lines in memory, with a vocabulary, and a treebank."""
+"""Small corpora: pairs of lines in memory, and a treebank."""
 
 import json
 from collections.abc import Iterator

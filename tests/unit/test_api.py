@@ -1,4 +1,4 @@
-"""Test that Python functions train, resume, evaluate, sweep, and report as the commands do."""
+"""Test that Python functions train, resume, evaluate, sweep, and report like the commands."""
 
 import json
 import re

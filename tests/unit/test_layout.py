@@ -1,4 +1,4 @@
-"""Test that modules and their tests have the same names, and unit tests also the same folders."""
+"""Test that modules and their tests have matching names, and unit tests also matching folders."""
 
 import ast
 from pathlib import Path

@@ -19,7 +19,7 @@ NUMBERS, PROCESS = "handlers:open_numbers", "handlers:open_process"
 
 
 def wait_until_ended(pid: int) -> None:
-    """Wait until a process has ended. If nobody waits for the process, it is a zombie then."""
+    """Wait until a process has ended. A process that no parent reaps becomes a zombie."""
     state = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -56,7 +56,7 @@ def test_a_thread_computes_the_next_results_ahead_and_ends_with_the_iterator() -
     first, thread = next(results)
     assert first == 0
     assert thread != threading.get_ident()
-    # Without being asked, the thread computes two more results.
+    # The thread computes two more results before they are requested.
     for _ in range(3):
         assert num_started.acquire(timeout=30)
     assert [n for n, _ in itertools.islice(results, 3)] == [1, 2, 3]

@@ -27,7 +27,7 @@ def test_cached_logits_are_those_of_the_whole_forward_pass(architecture: str) ->
     inputs = np.stack([shift_right(jnp.asarray(TARGETS[:, j])) for j in range(HYPOTHESES)], 1)
     for step in range(STEPS):
         tokens = slots.scatter(step, inputs[:, :, step])
-        # The search knows the slots of the earlier tokens only.
+        # The search knows only the slots of the earlier tokens.
         ancestors = slots.ancestors(step).at[:, :, step:].set(0)
         logits, state = bound.decode_step(tokens, jnp.int32(step), ancestors, state)
         actual = slots.gather(step, logits)

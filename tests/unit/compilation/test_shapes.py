@@ -62,7 +62,8 @@ def test_the_backward_pass_of_each_sub_layer_reads_its_arrays() -> None:
     # difference has no terms for the parameters or for single tokens.
     pairs = (count(24, 8) - 2 * count(16, 8) + count(8, 8)) / (8 * 2 * 8**2 / 2)
     assert m.num_heads <= pairs <= 8 * m.num_heads
-    # For each target token, it reads the logits or their softmax, and several arrays of each layer.
+    # For each target token, the backward pass reads the logits or their softmax, and several arrays
+    # of each layer.
     token = (count(8, 16) - count(8, 8)) / (8 * 8)
     assert vocabulary + 2 * (8 * m.d_model + m.d_ff) < token < 2 * vocabulary + 2 * 50 * m.d_model
 

@@ -309,7 +309,7 @@ def test_the_files_are_the_same_for_any_number_of_processes(
     assert json.loads(journal.read_bytes())["done"] == 3 * CHUNK
     prepare_text(CONFIG, VOCABULARY)
     assert read_files(cache) == complete
-    # This process encodes nothing.
+    # This process does not encode anything.
     assert encoder.calls == 0
 
 
@@ -426,7 +426,7 @@ def test_a_flipped_bit_in_any_cached_file_is_noticed_and_mended() -> None:
     for name in sorted(intact):
         for byte in (0, len(intact[name]) // 2):
             flip(prepared.folder / name, byte, 0)
-            # The report's own damage is not visible, because it looks like an unfinished corpus.
+            # A corpus whose report is damaged looks unfinished, so no note mentions the damage.
             notes = contextlib.nullcontext()
             if name != "report.json":
                 notes = pytest.warns(Note, match=r"the cached text in .* is damaged")

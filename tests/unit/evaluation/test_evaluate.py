@@ -136,7 +136,7 @@ def test_numbers_are_counted_by_their_digits() -> None:
         "zero": ("null", "null"),
         "seven": ("sieben", "siebzig"),
         "nine hundred and ninety-nine": ("neunhundertneunundneunzig", "neunhundert"),
-        # Each number of a line counts separately, at its own place.
+        # Each number in a line is compared with the number at the same position.
         "six; eleven; one hundred thousand": ("sechs; elf; hunderttausend", "sechs; zehn; elf"),
         "five; twelve": ("fünf; zwölf", "fünf"),
     }

@@ -1,4 +1,4 @@
-"""Test that a dense layer is that of Flax, but starts as one matrix."""
+"""Test that a dense layer matches Flax's, except that it is initialized as one matrix."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Test the sentences with which a report begins."""
+"""Test the sentences at the beginning of a report."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -41,11 +41,11 @@ def by_kind(contrasts: list[Contrast], kind: str) -> dict[str, Contrast]:
 def test_fields_are_factors_if_the_rows_are_all_combinations() -> None:
     configs = make_configs()
     assert find_factors(configs) == {"model.d_k": [4, 8], "model.num_heads": [1, 2, 4]}
-    # Without a combination, with a repeated one, or with a single field, there is no grid.
+    # Rows do not form a grid if a combination is missing or repeated, or if only one field varies.
     assert find_factors(dict(list(configs.items())[:-1])) is None
     assert find_factors({**configs, "again": configs["h1-k4"]}) is None
     assert find_factors(make_configs(sizes=(4,))) is None
-    # Seeds are not a field.
+    # The seed does not count as a field.
     seeded = {x: c.change(train={"seed": i}) for i, (x, c) in enumerate(configs.items())}
     assert find_factors(seeded) == find_factors(configs)
 
@@ -72,14 +72,15 @@ def test_effects_are_those_of_a_regression_with_dummy_variables() -> None:
     [interaction] = by_kind(contrasts, "interaction").values()
     assert interaction.difference == pytest.approx(solution[3])
     low, high = interaction.interval
-    # The only interaction has the interval and the p-value of Student's t.
+    # With only one interaction, the interval and the p-value are those of Student's t.
     assert (high - low) / 2 == pytest.approx(half[3], rel=2e-3)
     t = abs(solution[3]) / np.sqrt(covariance[3, 3])
     assert interaction.p == pytest.approx(2 * stats.t.sf(t, freedom), abs=2e-3)
     main = by_kind(contrasts, "main effect")
     assert main["num_heads 2 - 1"].difference == pytest.approx(solution[1])
     assert main["d_k 8 - 4"].difference == pytest.approx(solution[2])
-    # Two main effects are wider than one would be, and not wider than Bonferroni's intervals.
+    # The intervals of two main effects are wider than the interval of one, but not wider than
+    # Bonferroni's intervals.
     low, high = main["d_k 8 - 4"].interval
     bonferroni = half[2] * stats.t.ppf(1 - 0.025 / 2, freedom) / stats.t.ppf(0.975, freedom)
     assert half[2] < (high - low) / 2 < bonferroni * 1.001
@@ -145,7 +146,7 @@ def test_a_family_rarely_contains_a_false_effect() -> None:
             family = by_kind(contrasts, kind).values()
             false[kind] += any(x.interval.low > 0 or x.interval.high < 0 for x in family)
     for count in false.values():
-        # With a rate of 5%, the standard deviation of the rate is 1.1%.
+        # If the true rate is 5%, the standard deviation of the measured rate is 1.1%.
         assert count / repetitions == pytest.approx(0.05, abs=0.035)
 
 
@@ -178,7 +179,7 @@ def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
     assert "num\\_heads 2 - 1 | main effect | +0.69" in text
     lines = (folder / "factors.csv").read_text().splitlines()
     assert lines[0] == "effect,kind,score,split,difference,low,high,p"
-    # Two main effects, four matched contrasts, and one interaction, in each score.
+    # Each score has two main effects, four matched contrasts, and one interaction.
     assert len(lines) == 1 + 2 * 7
     other = replace(results.rows["h2-k4"], has_other_text=True)
     changed = replace(results, rows={**results.rows, "h2-k4": other})

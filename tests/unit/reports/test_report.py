@@ -226,8 +226,8 @@ def test_the_committed_report_on_multi30k_differs_where_its_scores_do(tmp_path: 
     assert {name for name, x in verdicts.items() if x == "differs"} == {"C1", "D1", "E"}
     assert {name for name, x in verdicts.items() if x == "as in the paper"} == {"B1"}
     assert results.sign_agreement("perplexity")[:2] == (4, 8)
-    # Perplexities here have another scale than in the paper, so compare relative differences. For
-    # row C1, the difference is -11.97 points here and +1.19 points in the paper.
+    # Perplexities here are on a different scale than in the paper, so compare relative differences.
+    # For row C1, the difference is -11.97 points here and +1.19 points in the paper.
     ours, paper = (
         results.compare("C1", "perplexity"),
         results.paper_difference("C1", "perplexity"),

@@ -333,7 +333,7 @@ def test_the_number_of_seeds_for_equivalence_is_the_first_that_suffices(
     size: int, margin: float
 ) -> None:
     def half_width(seeds: int) -> float:
-        # SciPy's exact quantile for one comparison, and Dunnett's for several.
+        # Use SciPy's exact quantile for one comparison, and Dunnett's for several.
         freedom = size * (seeds - 1)
         critical = dunnett_quantile(0.95, equal_correlations(size), freedom)
         if size == 1:
@@ -359,7 +359,8 @@ def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
     found = rank_correlation(list(zip(ours.tolist(), paper.tolist(), strict=True)))
     assert found is not None
     assert found[0] == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    # Half of all orders have at least the absolute correlation that has a p-value of 0.5.
+    # For half of all permutations, the absolute correlation is at least as large as the one whose
+    # p-value is 0.5.
     draws = [abs(np.corrcoef(rng.permutation(13), ranks[1])[0, 1]) for _ in range(20_000)]
     assert found[1] == pytest.approx(np.mean(np.array(draws) >= abs(found[0])), abs=0.02)
     assert rank_correlation([(1.0, 1.0), (2.0, 2.0)]) is None

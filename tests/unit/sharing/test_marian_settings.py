@@ -1,4 +1,4 @@
-"""Test that no setting of a Marian folder that changes translations is lost without a word."""
+"""Test that settings of a Marian folder that change translations are never ignored silently."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Test the estimates of what a sweep needs."""
+"""Test the estimates of the resources that a sweep needs."""
 
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def test_the_memory_estimate_of_the_base_model_is_near_the_measured_peak() -> No
 @pytest.mark.parametrize(
     ("train", "copies"),
     [
-        # The moments of Adam, one moment of Lion, and the last iterate and the second moment of
-        # the schedule-free optimizer, whose average is stored, too.
+        # Adam stores two moments, and Lion stores one. The schedule-free optimizer stores its
+        # average, its last iterate, and a second moment.
         ({}, 3),
         ({"clip_norm": 1.0}, 3),
         ({"optimizer": "lion"}, 2),

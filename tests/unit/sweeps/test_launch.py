@@ -131,7 +131,7 @@ def test_a_worker_trains_several_seeds_of_a_row(tmp_path: Path) -> None:
 def test_only_untrained_runs_that_differ_in_seed_and_numbers_train_together(tmp_path: Path) -> None:
     rows = {"base": Row(SMALL), "pmap": Row(SMALL.change(train={"parallelism": "pmap"}))}
     rows["D2"] = Row(SMALL.change(model={"dropout": 0.2}, train={"label_smoothing": 0.2}))
-    # Clipping is an additional operation of the program.
+    # Clipping adds an operation to the program.
     rows["clipped"] = Row(SMALL.change(train={"clip_norm": 1.0}))
     sweep = plan_sweep(tmp_path / "s", {**rows, "other": Row(SMALL.change(model={"d_ff": 8}))}, 2)
     sweep.store()

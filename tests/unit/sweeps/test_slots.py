@@ -71,7 +71,7 @@ def test_runs_that_share_a_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch
     assert [slot.name for slot in slots] == names
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["0", "1"] * 3
     assert {(slot.environment[MEMORY_FRACTION], slot.memory) for slot in slots} == {("0.300", 30)}
-    # The user's fraction is divided instead.
+    # If the user has set a fraction, that fraction is divided instead.
     monkeypatch.setenv(MEMORY_FRACTION, "0.6")
     [slot, _] = share_slots("gpu", gpus[:1], 2)
     assert slot.environment[MEMORY_FRACTION] == "0.300"

@@ -55,13 +55,13 @@ def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> N
 
     short = add(8, 2)
     assert newest_evaluation(run, "test") == short
-    # Evaluations that average more checkpoints than the config are those of another search.
+    # An evaluation that averages more checkpoints than the config specifies used other options.
     add(8, 4)
     assert newest_evaluation(run, "test") == short
     whole = add(8, 3)
     # A tool that synchronizes folders may leave a copy.
     shutil.copytree(whole, whole.with_name("test-step9-average3 (conflicted copy)"))
-    # An evaluation of a later checkpoint alone does not hide the average.
+    # The evaluation of the average takes precedence over that of a later, single checkpoint.
     add(9, 1)
     assert newest_evaluation(run, "test") == whole
 

@@ -1,4 +1,4 @@
-"""Test how the rows of a sweep choose values on the development set."""
+"""Test how values are chosen for the rows of a sweep on the development set."""
 
 import json
 import math
@@ -20,7 +20,7 @@ ROWS = {"base": Row(SMALL), "wide": Row(SMALL.change(model={"d_ff": 48}))}
 
 
 def plan(path: Path, rows: dict[str, Row] = ROWS, *, trial_seeds: int = 1) -> Sweep:
-    """Store a sweep of two seeds that chooses one of three learning rates."""
+    """Store a sweep with two seeds that tries three learning rates."""
     sweep = plan_sweep(path, rows, 2, tuning=plan_tuning(rows, FIELD, [0.5, 1.0, 2.0], trial_seeds))
     sweep.store()
     return sweep
@@ -81,7 +81,7 @@ def test_the_runs_of_a_row_use_the_chosen_value(tmp_path: Path) -> None:
         assert Config.from_dict(json.loads(run.config_file.read_text())) == run.config
     # The rows themselves differ only in what the sweep compares.
     assert stored.rows == sweep.rows
-    # The choice does not depend on the trials any more.
+    # Once the values are chosen, the trials are no longer needed.
     shutil.rmtree(sweep.path / "tune")
     assert choose_values(stored) == stored
     again = plan_sweep(sweep.path, ROWS, 3, tuning=plan_tuning(ROWS, FIELD, [0.5, 1.0, 2.0]))
@@ -90,7 +90,7 @@ def test_the_runs_of_a_row_use_the_chosen_value(tmp_path: Path) -> None:
 
 def test_the_mean_log_perplexity_over_trial_seeds_decides(tmp_path: Path) -> None:
     sweep = plan(tmp_path / "s", trial_seeds=2)
-    # The value 1 has the lower mean of logarithms, and 0.5 has the lowest perplexity.
+    # The value 1 has the lowest mean log perplexity, and 0.5 has the lowest single perplexity.
     finish_all(sweep, {"base": [2.0, 4.0, 9.0, 9.0, 4.0, 9.0]})
     tuning = choose_values(sweep).tuning
     assert tuning is not None

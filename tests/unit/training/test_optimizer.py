@@ -151,8 +151,8 @@ def test_muon_orthogonalizes_each_projection_as_one_matrix_and_leaves_the_rest_t
         if not name.endswith("/kernel"):
             np.testing.assert_array_equal(update, adam[name])
             continue
-        # The query projection [D, H, K] is a matrix [D, H K], and the output projection [H, V, D]
-        # is a matrix [H V, D].
+        # Reshape the query projection [D, H, K] to [D, H K], and the output projection [H, V, D] to
+        # [H V, D].
         splits = any(part in name for part in ("query", "key", "value"))
         matrix = update.reshape((len(update), -1) if splits else (-1, update.shape[-1]))
         scale = 0.2 * max(matrix.shape) ** 0.5

@@ -131,7 +131,7 @@ def test_training_minimizes_a_loss_from_another_file(monkeypatch: pytest.MonkeyP
     )
     assert float(after[1].smoothed) < float(before[1].smoothed)
     plain = compile_step(NO_DROPOUT).compute_gradients(state, BATCH)
-    # Perplexity is still that of the target.
+    # The new loss does not affect the negative log-likelihood, which determines the perplexity.
     assert before[1][1:] == plain[1][1:]
     assert largest_difference(before[0], plain[0]) > 0.1
 
@@ -294,7 +294,7 @@ def numbers_of(config: Config) -> Numbers:
     return TrainStep(build_transformer(config.model, VOCAB), config.train).make_numbers()
 
 
-# These configs have no program in common with the base config, but all of them share one.
+# None of these configs shares a program with the base config, but they all share one program.
 ALL_ON = NO_DROPOUT.change(
     model={"attention_dropout": 0.2, "activation_dropout": 0.3},
     train={"clip_norm": 1.0, "z_loss": 1e-3, "weight_decay": 0.01, "optimizer": "adamw"},

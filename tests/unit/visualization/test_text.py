@@ -1,4 +1,4 @@
-"""Test how pages and figures display any text."""
+"""Test how pages and figures display arbitrary text."""
 
 import xml.etree.ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""Test heads that share keys and values, normalized queries and keys, and foreign attention."""
+"""Test shared keys and values, normalized queries and keys, and users' attention classes."""
 
 import math
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_the_attention_of_a_user_is_cached_and_shown() -> None:
 
 
 class AddOnes(tj.AddPositions):
-    """A scheme without information."""
+    """A position scheme that does not distinguish between positions."""
 
     def encode(self, positions: Array) -> Array:
         return jnp.ones((len(positions), self.config.d_model))

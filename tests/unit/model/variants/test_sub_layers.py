@@ -1,4 +1,4 @@
-"""Test normalization and feed-forward networks against their formulas, also in a user's file."""
+"""Test norms and feed-forward networks, even those of users, against their formulas."""
 
 import math
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_a_gated_network_rejects_another_activation(name: str) -> None:
 
 
 class ScaleNorm(nn.Module):
-    """One learned length for all vectors (Nguyen and Salazar 2019)."""
+    """A norm that scales all vectors to one learned length (Nguyen and Salazar 2019)."""
 
     config: tj.ModelConfig
 
