@@ -29,7 +29,7 @@ from transformer_jax.training.checkpointing import checkpoint_arrays
 from transformer_jax.training.create_run import create_run
 from transformer_jax.training.joint import JointStep
 from transformer_jax.training.loop import run_training
-from transformer_jax.training.sharding import DataParallel, PmapDataParallel
+from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import TrainState, TrainStep, init_state
 
 QUIET = Console(quiet=True)
@@ -137,6 +137,5 @@ def share_compiled_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "TrainStep", make_shared_step)
         patch.setattr(loop, "JointStep", SharedJointStep)
-        for kind in (DataParallel, PmapDataParallel):
-            patch.setattr(kind, "compile", share(kind.compile))
+        patch.setattr(DataParallel, "compile", share(DataParallel.compile))
         yield

@@ -17,7 +17,7 @@ from jaxtyping import ArrayLike
 
 from transformer_jax.data.batches import Batch
 from transformer_jax.training.step import (
-    GradientSum,
+    ComputeGradients,
     Numbers,
     StepMetrics,
     TrainState,
@@ -51,21 +51,13 @@ class JointStep(TrainStep):
         """Return a step with other numbers, such as the arguments of a program."""
         return replace(self, numbers=numbers)
 
-    def _one(self, numbers: Numbers) -> TrainStep:
-        return TrainStep(self.model, self.config).with_numbers(numbers)
-
-    def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute each run's sums; see `TrainStep.compute_gradients`."""
-        return jax.vmap(lambda numbers, *x: self._one(numbers).compute_gradients(*x))(
-            self.numbers, state, batch
-        )
-
-    def apply_gradients(
-        self, state: TrainState, sums: GradientSum
+    def __call__(
+        self, state: TrainState, batch: Batch, compute: ComputeGradients | None = None
     ) -> tuple[TrainState, StepMetrics]:
-        """Update each run's state; see `TrainStep.apply_gradients`."""
-        return jax.vmap(lambda numbers, *x: self._one(numbers).apply_gradients(*x))(
-            self.numbers, state, sums
+        """Update each run's state."""
+        one = TrainStep(self.model, self.config)
+        return jax.vmap(lambda numbers, *x: one.with_numbers(numbers)(x[0], x[1], compute))(
+            self.numbers, state, batch
         )
 
 

@@ -11,7 +11,7 @@ three strategies represent the state as the same global arrays, so a run can res
 strategy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -137,17 +137,22 @@ class DataParallel:
         The program maps (state, numbers, batch) to the new state, whose memory is the old state's,
         and the metrics. The numbers are those of `TrainStep.make_numbers`.
         """
-        shardings = jax.tree.map(self.sharding, state)
 
         # JAX uses this function's name in traces and error messages.
         def train_step(
             state: TrainState, numbers: Numbers, batch: Batch
         ) -> tuple[TrainState, StepMetrics]:
-            own = step.with_numbers(numbers)
-            return own.apply_gradients(state, self.compute_gradients(own, state, batch))
+            return step.with_numbers(numbers)(state, batch, self.compute_gradients)
 
+        with tracing_for(self.platform):
+            return self._lower(train_step, state, step, batch).compile()
+
+    def _lower(
+        self, function: Callable[..., object], state: TrainState, step: TrainStep, batch: Batch
+    ) -> jax.stages.Lowered:
+        shardings = jax.tree.map(self.sharding, state)
         jitted = jax.jit(
-            train_step,
+            function,
             in_shardings=(shardings, self.replicated, self.batch_sharding),
             out_shardings=(shardings, self.replicated),
             donate_argnums=0,
@@ -156,9 +161,7 @@ class DataParallel:
         # state returned by a step are equivalent but not equal. With abstract arrays, both states
         # use the same cache entry.
         arguments = self.abstract_state((state, jax.eval_shape(step.make_numbers)))
-        with tracing_for(self.platform):
-            lowered = jitted.lower(*arguments, batch)
-        return lowered.compile()
+        return jitted.lower(*arguments, batch)
 
 
 class FSDP(DataParallel):
@@ -189,29 +192,26 @@ class PmapDataParallel(DataParallel):
         devices = self.shard.total
         return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
 
-    def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step. As in `DataParallel`, the program takes and returns global arrays."""
+    def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
+        """Compute the sums over the global batch, while `pmap` traces a step on one device's rows.
 
-        def train_step(
-            state: TrainState, numbers: Numbers, batch: Batch
-        ) -> tuple[TrainState, StepMetrics]:
-            own = step.with_numbers(numbers)
-            # Add the devices' sums and counts in a single reduction. A mean of the devices' means
-            # would weight tokens unequally, and a second `psum` would scale the gradient by the
-            # number of devices.
-            specs = self.partition_specs(state.params)
-            sums = sum_over_devices(own, state, batch, axis=self.axis, specs=specs)
-            return own.apply_gradients(state, sums)
+        The devices add their sums and counts in a single reduction. A mean of the devices' means
+        would weight tokens unequally, and a second `psum` would scale the gradient by the number
+        of devices.
+        """
+        specs = self.partition_specs(state.params)
+        return sum_over_devices(step, state, batch, axis=self.axis, specs=specs)
 
+    def _lower(
+        self, function: Callable[..., object], state: TrainState, step: TrainStep, batch: Batch
+    ) -> jax.stages.Lowered:
         axes = {"axis_name": self.axis, "in_axes": (None, None, 0), "out_axes": None}
-        mapped = jax.pmap(train_step, **axes, donate_argnums=0, devices=self.devices)
+        mapped = jax.pmap(function, **axes, donate_argnums=0, devices=self.devices)
         # With multiple processes, `jax.pmap` can be lowered only with concrete arrays.
+        arguments = state, self.place_state(step.make_numbers())
         if jax.process_count() == 1:
             arguments = self.abstract_state((state, jax.eval_shape(step.make_numbers)))
-        else:
-            arguments = state, self.place_state(step.make_numbers())
-        with tracing_for(self.platform):
-            return mapped.lower(*arguments, batch).compile()
+        return mapped.lower(*arguments, batch)
 
 
 def sum_over_devices(

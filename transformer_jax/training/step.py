@@ -1,7 +1,7 @@
 """One update of the parameters: a pure function of the state and a batch.
 
-This module does not depend on how many devices share a batch. Between `compute_gradients` and
-`apply_gradients`, `training.sharding` adds the sums from all devices.
+This module does not depend on how many devices share a batch. `training.sharding` provides a
+function that computes the gradients on all devices and adds their sums.
 Shapes: B rows of the batch, T token positions, M micro-batches.
 """
 
@@ -71,6 +71,8 @@ class StepMetrics(NamedTuple):
 
 GradientSum = tuple[Params, Loss]
 """The gradient of `Loss.smoothed`, summed over target tokens, and the `Loss` itself."""
+ComputeGradients = Callable[["TrainStep", TrainState, Batch], GradientSum]
+"""A function of (step, state, batch) that returns the sums over the whole batch."""
 
 
 def _sum_loss(
@@ -114,9 +116,15 @@ class TrainStep:
         model = self.model.clone(config=self.model.config.with_numbers(numbers.model))
         return replace(self, model=model, config=self.config.with_numbers(numbers.train))
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Update the state with the gradient of a whole batch."""
-        return self.apply_gradients(state, self.compute_gradients(state, batch))
+    def __call__(
+        self, state: TrainState, batch: Batch, compute: ComputeGradients | None = None
+    ) -> tuple[TrainState, StepMetrics]:
+        """Update the state with the gradient of a whole batch.
+
+        `compute` distributes `compute_gradients` over devices. By default, one device computes it.
+        """
+        sums = compute(self, state, batch) if compute else self.compute_gradients(state, batch)
+        return self.apply_gradients(state, sums)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the gradient and loss sums over a batch, or over one device's rows of the batch.
