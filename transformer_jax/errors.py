@@ -48,23 +48,12 @@ class UsageError(TransformerJaxError):
 
 
 class ConfigError(UsageError):
-    """A config is invalid.
-
-    If the value of a field is invalid, `field` is the field's name, such as "train.steps", `rule`
-    completes the sentence "The field must be ...", and `value` is the invalid value. Otherwise,
-    `field`, `rule`, and `value` are None.
-    """
-
-    field: str | None = None
-    rule: str | None = None
-    value: object = None
+    """A config is invalid."""
 
     @classmethod
     def from_field(cls, field: str, rule: str, value: object, advice: str = "") -> Self:
         """Return an error for an invalid field value. The message ends with `advice`."""
-        error = cls(f"{field} must be {rule}, got {value!r}{advice}")
-        error.field, error.rule, error.value = field, rule, value
-        return error
+        return cls(f"{field} must be {rule}, got {value!r}{advice}")
 
 
 class SweepFailedError(TransformerJaxError):

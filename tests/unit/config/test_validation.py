@@ -73,15 +73,8 @@ def test_a_section_rejects_values_that_break_a_type_or_a_rule(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         Example(**{field: value})  # type: ignore[arg-type]
-    error = caught.value
-    assert (error.field, error.rule, error.value) == (f"example.{field}", rule, value)
     advice = "; did you mean 'slow'?" if field == "mode" else ""
-    assert str(error) == f"example.{field} must be {rule}, got {value!r}{advice}"
-
-
-def test_an_error_that_is_not_about_a_value_has_no_field_rule_or_value() -> None:
-    error = ConfigError("no config file")
-    assert (error.field, error.rule, error.value) == (None, None, None)
+    assert str(caught.value) == f"example.{field} must be {rule}, got {value!r}{advice}"
 
 
 def test_rules_do_not_restrict_none_or_other_fields() -> None:
