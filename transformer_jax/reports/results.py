@@ -19,7 +19,6 @@ from transformer_jax.reports.seed_statistics import (
     LOG_PERPLEXITY_MARGIN,
     Analysis,
     RowComparison,
-    SignAgreement,
     Verdict,
     analyze,
     seeds_for_equivalence,
@@ -206,8 +205,10 @@ class Results:
             and (paper := self.paper_difference(name, score)) is not None
         ]
 
-    def sign_agreement(self, score: PaperScore, split: ScoredSplit | None = None) -> SignAgreement:
-        """Count the rows whose difference from the first row has the same sign as in the paper."""
+    def sign_agreement(
+        self, score: PaperScore, split: ScoredSplit | None = None
+    ) -> tuple[int, int, float]:
+        """Return the result of `sign_agreement` for one score on one set."""
         return sign_agreement(self.differences(score, split), MARGINS[score])
 
     def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
@@ -234,7 +235,6 @@ def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
 
 
 def _explain_missing(status: RunStatus) -> str:
-    """Return the reason why a run has no scores."""
     if status.status == "done":
         return "has no scores"
     # A sweep that was extended can have more seeds for some rows than for others.

@@ -70,16 +70,6 @@ class Analysis:
     """The pooled standard deviation between seeds, or None if no degrees of freedom remain."""
 
 
-class SignAgreement(NamedTuple):
-    """The number of rows that differ from the first row in the same direction as in the paper."""
-
-    same: int
-    rows: int
-    """The number of rows whose difference in the paper exceeds the margin."""
-    p: float
-    """The probability that random signs agree with the paper in at least `same` rows."""
-
-
 def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
     """Return the seeds of a row's runs that failed to train.
 
@@ -224,17 +214,18 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
 
 
-def sign_agreement(differences: Sequence[tuple[float, float]], margin: float) -> SignAgreement:
-    """Count the rows whose difference from the first row has the same sign as in the paper.
+def sign_agreement(
+    differences: Sequence[tuple[float, float]], margin: float
+) -> tuple[int, int, float]:
+    """Compare the signs of differences from the first row: ours and the paper's, for each row.
 
-    Args:
-        differences: each row's difference from the first row, in our scores and in the paper's.
-        margin: the largest negligible difference. A row is excluded if the difference that the
-            paper reports is within the margin.
+    Returns:
+        The number of equal signs, the number of rows whose difference in the paper exceeds the
+        margin, and the probability that random signs agree in at least as many of these rows.
     """
     agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
     p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
-    return SignAgreement(sum(agrees), len(agrees), p)
+    return sum(agrees), len(agrees), p
 
 
 def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) -> int:

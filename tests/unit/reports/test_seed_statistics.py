@@ -371,9 +371,8 @@ def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
 def test_sign_agreement_is_compared_with_coins() -> None:
     same, opposite, without_claim = (1.0, 2.0), (-1.0, 2.0), (1.0, 0.05)
     agreement = sign_agreement([same] * 8 + [opposite] * 2 + [without_claim], margin=0.1)
-    assert (agreement.same, agreement.rows) == (8, 10)
-    assert agreement.p == pytest.approx((1 + 10 + 45) / 2**10)
-    assert sign_agreement([without_claim], margin=0.1).p == 1.0
+    assert agreement == (8, 10, pytest.approx((1 + 10 + 45) / 2**10))
+    assert sign_agreement([without_claim], margin=0.1) == (0, 0, 1.0)
 
 
 def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
