@@ -44,7 +44,6 @@ class Export(CheckpointCommand):
     float32 model differ by more than rounding can explain."""
 
     def run(self) -> None:
-        """Write the exported model, and print how it compares with the run's model."""
         if self.format != "ctranslate2" and self.quantization != "float32":
             raise UsageError(
                 f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
@@ -98,20 +97,16 @@ class Export(CheckpointCommand):
                 stderr.print("note: not verified, because that needs transformers and torch")
                 return None
             return self._compare(run, verify.MarianSystem(out), out)
-        from transformer_jax.sharing.ctranslate2_format import (
-            export_ctranslate2,
-            find_limits,
-            without_padding,
-        )
+        from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding
 
         export_ctranslate2(run, out, self.quantization)
-        if (limits := find_limits(run.config.model)) is not None:
+        source, target = run.config.model.max_lengths
+        if target is not None:
             # The last position of a translation predicts the end-of-sentence token.
             stderr.print(
-                f"note: the model has {limits[0]} source positions and {limits[1]} target "
-                "positions, and CTranslate2 fails beyond them: pass "
-                f"max_input_length={limits[0]} and max_decoding_length={limits[1] - 1} to "
-                "translate_batch"
+                f"note: the model has {source} source positions and {target} target positions, and "
+                f"CTranslate2 fails beyond them: pass max_input_length={source} and "
+                f"max_decoding_length={target - 1} to translate_batch"
             )
         if not self.verify:
             return None
@@ -152,7 +147,6 @@ class Import(PathCommand):
     argument_name = "a folder"
 
     def run(self) -> None:
-        """Read the exported model, and write the new run."""
         # The file run.json describes a safetensors model, and config.json describes a Marian model.
         if not any((self.source / name).exists() for name in ("run.json", "config.json")):
             raise UsageError(

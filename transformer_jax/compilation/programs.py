@@ -3,8 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -77,18 +76,6 @@ def check_attention(config: Config, target: Target) -> None:
         raise UsageError(message, FULL_ATTENTION)
 
 
-@contextmanager
-def _report_missing_cudnn() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if NO_CUDNN not in str(error):
-            raise
-        advice = install_command("JAX's CUDA plugin")
-        raise UsageError(f"JAX cannot find cuDNN: {advice}, or use ", FULL_ATTENTION) from error
-
-
-@_report_missing_cudnn()
 def compile_step(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
@@ -109,7 +96,10 @@ def compile_step(
     compiled, peak_bytes = None, None
     try:
         compiled = sharding.compile(TrainStep(model, config.train), state, batch)
-    except jax.errors.JaxRuntimeError as error:
+    except RuntimeError as error:
+        if NO_CUDNN in str(error):
+            advice = install_command("JAX's CUDA plugin")
+            raise UsageError(f"JAX cannot find cuDNN: {advice}, or use ", FULL_ATTENTION) from error
         if not is_out_of_memory(error):
             raise
         peak_bytes = _required_bytes(str(error))

@@ -51,9 +51,6 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     If a group has several runs, the line shows their mean (the geometric mean for perplexity), and
     the band extends from the lowest to the highest value. By default, plot each metric in
     `DEFAULT_METRICS` that at least one run has.
-
-    Raises:
-        UsageError: a name does not match any run's metrics, or there are no metrics.
     """
     # Import matplotlib only for plots, because most users of this module need only the numbers.
     from transformer_jax.visualization.plots import draw_curves
@@ -88,16 +85,15 @@ def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     "beam_end", and "alpha", and any stored scores in `SCORE_NAMES`. Among evaluations of the same
     split at the same step, those that used the run's own decode config come last.
     """
-    rows: list[JsonObject] = []
+    rows: list[tuple[JsonObject, bool]] = []
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         if is_stray(path.parent.name):
             continue
         result = read_json_object(path)
         with contextlib.suppress(KeyError, TypeError):
-            is_own = is_own_search(result, folder.config.decode)
-            rows.append(_to_row(result) | {"is_own": is_own})
-    rows.sort(key=lambda row: (row["split"], row["step"], row["is_own"]))
-    return [{k: v for k, v in row.items() if k != "is_own"} for row in rows]
+            rows.append((_to_row(result), is_own_search(result, folder.config.decode)))
+    rows.sort(key=lambda pair: (pair[0]["split"], pair[0]["step"], pair[1]))
+    return [row for row, _ in rows]
 
 
 def _to_row(result: JsonObject) -> JsonObject:

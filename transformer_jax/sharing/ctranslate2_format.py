@@ -44,11 +44,6 @@ def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float
 
     With int8, each matrix is quantized with one scale per row. With bfloat16, all parameters are
     rounded to bfloat16.
-
-    Raises:
-        UsageError: the folder exists, CTranslate2 is not installed, or CTranslate2 cannot express
-            the model.
-        StorageError: the folder cannot be written.
     """
     specification = make_specification(run, quantization)
     with new_folder(path) as folder:
@@ -110,24 +105,17 @@ def without_padding(run: Run) -> Run:
     return replace(run, params={**run.params, "output_bias": bias})
 
 
-def find_limits(config: ModelConfig) -> tuple[int, int] | None:
-    """Return the numbers of source and target positions, or None if they are unlimited."""
-    source, target = config.max_lengths
-    return None if target is None else (source, target)
-
-
 def position_table(run: Run, stack: str) -> Float[np.ndarray, "P D"]:
     """Return the positional encodings that the "encoder" or the "decoder" adds to embeddings."""
     config = run.config.model
-    limits = find_limits(config)
-    longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
-    if limits is not None:
-        longest = limits[stack == "decoder"]
+    source, target = config.max_lengths
+    longest = source if stack == "encoder" else target
+    if target is None or longest is None:
+        longest = max(config.max_length + run.config.decode.max_extra_length, MIN_POSITIONS)
     return np.array(inspect.position_table(run.model, run.params, longest, stack))
 
 
 def _set_layer(layer: Specification, params: Params, config: ModelConfig) -> None:
-    """Set the parameters of an encoder layer or a decoder layer."""
     _set_attention(layer.self_attention, params, "self_attention", config)
     if "cross_attention" in params:
         _set_attention(layer.attention, params, "cross_attention", config)
@@ -137,7 +125,6 @@ def _set_layer(layer: Specification, params: Params, config: ModelConfig) -> Non
 
 
 def _set_attention(spec: Specification, params: Params, name: str, config: ModelConfig) -> None:
-    """Set the weights of an attention sub-layer."""
     query, key, value, output = (params[name][x] for x in ("query", "key", "value", "output"))
     # CTranslate2 concatenates projections that share an input.
     groups = [(query, key, value)] if name == "self_attention" else [(query,), (key, value)]

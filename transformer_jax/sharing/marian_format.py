@@ -13,7 +13,7 @@ from transformer_jax.sharing.expressible import check_exportable
 from transformer_jax.sharing.marian_parameters import to_marian
 from transformer_jax.sharing.marian_settings import unsupported
 from transformer_jax.sharing.parameters import write_arrays
-from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
+from transformer_jax.special_tokens import EOS, PAD
 
 # Layer normalization in Marian always uses this epsilon.
 LAYER_NORM_EPSILON = 1e-5
@@ -96,13 +96,7 @@ def write_tokenizers(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTable:
-    """Return a vocabulary's token table, with the special tokens from the settings.
-
-    Raises:
-        UsageError: special tokens in the settings conflict with the vocabulary or with each other.
-        StorageError: `decoder_start_token_id` is missing or is not an integer.
-        DataError: the table is inconsistent.
-    """
+    """Return a vocabulary's token table, with the special tokens from the settings."""
     padding, end = settings.get("pad_token_id"), settings.get("eos_token_id")
     start = settings.get("decoder_start_token_id")
     for field, token in (("pad_token_id", "<pad>"), ("eos_token_id", "</s>")):
@@ -122,11 +116,6 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
     return table
 
 
-def has_package_ids(table: TokenTable) -> bool:
-    """Return whether the special tokens have the same IDs as in this package."""
-    return table[1:] == (PAD, BOS, EOS, UNKNOWN)
-
-
 def read_config(
     path: Path, settings: JsonObject, generation: JsonObject, vocabulary: Vocabulary
 ) -> Config:
@@ -134,11 +123,6 @@ def read_config(
 
     Translations use the same beam size and length penalty as `generate`. `model.max_length` is the
     number of positions.
-
-    Raises:
-        UsageError: a field has a value that this package does not support. The message names the
-            field.
-        StorageError: a field is missing or invalid.
     """
     _check_expressible(path, settings)
     decode = _read_search(path / "generation_config.json", generation)
@@ -182,7 +166,6 @@ def read_config(
 
 
 def _read_search(path: Path, generation: JsonObject) -> dict[str, object]:
-    """Return the fields of `DecodeConfig` that generation_config.json specifies."""
     decode: dict[str, object] = {"length_penalty": "power"}
     for name, field in (("num_beams", "beam_size"), ("length_penalty", "length_penalty_alpha")):
         decode[field] = generation.get(name, 1)
@@ -228,11 +211,6 @@ def export_marian(run: Run, path: Path) -> None:
     """Export a run's model in float32 to a new folder in Marian's format.
 
     Layer normalization in Marian always uses `LAYER_NORM_EPSILON`.
-
-    Raises:
-        UsageError: the folder exists, safetensors is not installed, or Marian cannot express the
-            model.
-        StorageError: the folder cannot be written.
     """
     check_exportable(run.config, "marian")
     config, vocabulary = run.config.model, run.vocabulary
@@ -261,6 +239,5 @@ def export_marian(run: Run, path: Path) -> None:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return Marian's ID for each token."""
     tokens = tokenizer.token_texts if tokenizer.table is None else tokenizer.table.tokens
     return {text: token for token, text in enumerate(tokens)}

@@ -31,7 +31,7 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
 from transformer_jax.runs.run_folder import RunFolder
-from transformer_jax.sharing.marian_format import has_package_ids, read_config, read_tokens
+from transformer_jax.sharing.marian_format import read_config, read_tokens
 from transformer_jax.sharing.marian_parameters import (
     BIAS,
     POSITIONS,
@@ -44,6 +44,7 @@ from transformer_jax.sharing.marian_parameters import (
 )
 from transformer_jax.sharing.marian_settings import check_settings
 from transformer_jax.sharing.parameters import Arrays, read_arrays, read_torch_arrays
+from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 # The maximum size of a safetensors header in bytes. The safetensors library rejects larger headers.
 MAX_HEADER = 100_000_000
@@ -156,7 +157,8 @@ def _make_tokenizer(
     """
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
-    if has_package_ids(table) and not needs_table:
+    has_package_ids = table[1:] == (PAD, BOS, EOS, UNKNOWN)
+    if has_package_ids and not needs_table:
         # The model's special tokens may differ from this package's.
         with contextlib.suppress(DataError):
             tokenizer = Tokenizer(model)
@@ -166,7 +168,6 @@ def _make_tokenizer(
 
 
 def _read_token_list(path: Path) -> list[str]:
-    """Return the tokens of a vocabulary in the order of their IDs."""
     ids = _read_json(path, MAX_VOCABULARY_BYTES)
     tokens: list[str | None] = [None] * len(ids)
     for token, number in ids.items():
@@ -245,7 +246,6 @@ def _missing_weights(path: Path) -> StorageError:
 
 
 def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
-    """Check that tied embedding tables are equal and that positional encodings are sinusoidal."""
     for name in POSITIONS:
         if name in arrays:
             positions = sinusoid(jnp.arange(config.max_length), config.d_model)
@@ -267,7 +267,6 @@ def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
 
 
 def _read_optional_json(path: Path) -> JsonObject:
-    """Return the content of a JSON file, or {} if the file does not exist."""
     return _read_json(path) if path.exists() else {}
 
 
