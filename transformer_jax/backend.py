@@ -178,7 +178,6 @@ def _start() -> None:
 
 
 def _describe_failure(platforms: str | None, error: BaseException) -> str:
-    """Return a message that names the setting and the platforms that exist on this machine."""
     setting = f"JAX_PLATFORMS={platforms or ''}"
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     code = "import jax; print(*dict.fromkeys([jax.default_backend(), 'cpu']), sep=', ')"
@@ -193,7 +192,6 @@ def _describe_failure(platforms: str | None, error: BaseException) -> str:
 
 
 def _configured_threads() -> int | None:
-    """Return the number of threads that the user sets with an environment variable."""
     values = (os.environ.get(name, "") for name in THREAD_VARIABLES)
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
 

@@ -209,7 +209,6 @@ def _stop_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _print_notes() -> Iterator[None]:
-    """Print each `Note` as one line."""
     with warnings.catch_warnings():
         show_other = warnings.showwarning
 

@@ -54,11 +54,7 @@ def check_comparable(run: Run, baseline: Run, split: Split) -> None:
 
 
 def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> list[MetricComparison]:
-    """Compare two evaluations of the same split by BLEU and by chrF.
-
-    Raises:
-        DataError: the references differ.
-    """
+    """Compare two evaluations of the same split by BLEU and by chrF."""
     _check_same_references(evaluation.references, baseline.references, evaluation.result["split"])
     systems = [("baseline", baseline.hypotheses), ("run", evaluation.hypotheses)]
     # Suppress the warning about tokenized text, which was already issued for each evaluation.
@@ -132,9 +128,6 @@ def save_comparison(
     """Save a comparison and the baseline's translations in an evaluation folder.
 
     The file names contain a digest of the translations, because many runs are named seed-0.
-
-    Raises:
-        StorageError: the files cannot be written.
     """
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"

@@ -50,7 +50,6 @@ class GatedConvolution(nn.Module):
 
     @nn.compact
     def __call__(self, windows: Float[Array, "B T W D"]) -> Float[Array, "B T D"]:
-        """Return A * sigmoid(B) at each position."""
         c = self.config
         # A convolution applies the same linear layer to each window.
         y = Dense((2 * c.d_model,), c.dtype, num_input_axes=2, name="convolution")(windows)
@@ -81,7 +80,6 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the convolution, the attention, and the linear layers around the attention."""
         c = self.config
         self.gated = GatedConvolution(c)
         self.attention = SourceAttention(c)
@@ -125,7 +123,6 @@ class ConvolutionalModel(IncrementalModel):
     """An encoder and a decoder with `num_layers` gated convolutions each."""
 
     def setup(self) -> None:
-        """Create the embeddings, the positional encodings, and both stacks of layers."""
         super().setup()
         c = self.config
         add_positions = choose_components(c).add_positions
@@ -152,7 +149,6 @@ class ConvolutionalModel(IncrementalModel):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits for the next token at each position."""
         width = self.config.conv_kernel_width
         positions = jnp.arange(decoder_input.shape[1])
         embedded = self.embedding.embed(decoder_input)
@@ -164,7 +160,6 @@ class ConvolutionalModel(IncrementalModel):
         return self.output_embedding.logits(self.dropout(x, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> tuple[Source, ...]:
-        """Return the source's keys and values for each decoder layer."""
         return tuple(layer.attention.prepare(*memory, memory_mask) for layer in self.decoder)
 
     def initial_carry(
@@ -194,6 +189,5 @@ class ConvolutionalModel(IncrementalModel):
         return self.output_embedding.logits(x), tuple(inputs)
 
     def cross_weights(self, intermediates: Intermediates) -> Float[Array, "layers B 1 T S"]:
-        """Stack the attention weights of all decoder layers."""
         layers = [intermediates[f"decoder_{i}"] for i in range(self.config.num_layers)]
         return jnp.stack([layer["attention"]["weights"][0] for layer in layers])

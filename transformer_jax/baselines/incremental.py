@@ -68,7 +68,6 @@ class IncrementalModel(EncoderDecoder):
         num_hypotheses: int,
         max_length: int,  # noqa: ARG002 - the carry does not grow with the length.
     ) -> DecodingState:
-        """Encode the source, and return the state before the first token."""
         memory = self.encode(source)
         carry = self.initial_carry(memory, num_hypotheses)
         return DecodingState(carry, self.prepare(memory, source_mask(source)))
@@ -80,7 +79,6 @@ class IncrementalModel(EncoderDecoder):
         ancestors: Int[Array, "B J L"],
         state: DecodingState,
     ) -> tuple[Float[Array, "B J N"], DecodingState]:
-        """Return the logits that `decode` would return at `position`, and the new state."""
         # A hypothesis might have moved to another slot since the model read its previous token, but
         # its carry is still in the old slot. Before the first token, all hypotheses for a sentence
         # have the same carry.

@@ -68,7 +68,6 @@ class DecoderCell(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create one recurrent cell for each layer."""
         c = self.config
         self.cells = [make_cell(c, c.d_model) for _ in range(c.num_layers)]
         self.dropout = Dropout(c.dropout)
@@ -96,7 +95,6 @@ class DecoderCell(nn.Module):
         *,
         train: bool,
     ) -> tuple[DecoderState, Float[Array, "B J D"]]:
-        """Return the new state and the output, from which the model predicts the next token."""
         cells, output = self.read(state.cells, x, train=train)
         return DecoderState(cells, state.output), output
 
@@ -105,14 +103,12 @@ class AttentionCell(DecoderCell):
     """A decoder with attention to the source, applied to one token per hypothesis."""
 
     def setup(self) -> None:
-        """Create the cells, the attention, and the matrix W for the attentional vector."""
         super().setup()
         c = self.config
         self.attention = SourceAttention(c)
         self.combine = Dense((c.d_model,), c.dtype, use_bias=False)
 
     def prepare(self, memory: Memory, mask: Bool[Array, "B 1 1 S"], /) -> Source:
-        """Return the source's keys and values."""
         return self.attention.prepare(memory.vectors, memory.vectors, mask)
 
     def __call__(
@@ -131,7 +127,6 @@ class RecurrentModel(IncrementalModel):
     """A bidirectional encoder and a decoder with `num_layers` recurrent layers each."""
 
     def setup(self) -> None:
-        """Create the embeddings, the bidirectional encoder, and the decoder."""
         super().setup()
         c, width = self.config, self.config.d_model // 2
         self.encoder = [
@@ -142,7 +137,6 @@ class RecurrentModel(IncrementalModel):
         self.dropout = Dropout(c.dropout)
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> Memory:
-        """Encode the source in both directions."""
         x, lengths = self.source_embedding.embed(source), jnp.sum(source != PAD, axis=1)
         states: list[CellState] = []
         for layer in self.encoder:
@@ -161,7 +155,6 @@ class RecurrentModel(IncrementalModel):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits for the next token at each position."""
         # Add a hypothesis axis of size 1.
         x = self.embedding.embed(decoder_input)[:, :, None]
         source = self.prepare(memory, memory_mask)
@@ -187,7 +180,6 @@ class RecurrentModel(IncrementalModel):
         return self.output_embedding.logits(self.dropout(output, train=train))
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
-        """Return the source's keys and values, or () if the decoder has no attention."""
         return self.decoder.prepare(memory, memory_mask)
 
     def initial_carry(self, memory: Memory, num_hypotheses: int) -> DecoderState:
@@ -205,7 +197,6 @@ class RecurrentModel(IncrementalModel):
         carry: DecoderState,
         source: PreparedSource,
     ) -> tuple[Float[Array, "B J N"], DecoderState]:
-        """Read one token per hypothesis; return the next token's logits and the new state."""
         carry, output = self.decoder(carry, self.embedding.embed(tokens), source, train=False)
         return self.to_logits(output, train=False), carry
 

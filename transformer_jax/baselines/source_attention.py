@@ -37,7 +37,6 @@ class SourceAttention(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        """Create the score function and, for the additive score, the projections W and U."""
         c = self.config
         make_score = SCORES[c.attention_score]
         width = c.d_model
@@ -62,7 +61,6 @@ class SourceAttention(nn.Module):
     def __call__(
         self, query: Float[Array, "B T D"], source: Source, *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Return the context for each query: a weighted average of the values."""
         scores = self.score(self.query(query)[:, :, None], source.keys)
         weights = masked_softmax(scores, source.mask)
         self.sow("intermediates", "weights", weights)

@@ -50,7 +50,6 @@ class Attention(RunCommand):
     argument_name = "a run and a source sentence"
 
     def run(self) -> None:
-        """Compute the attention weights, and write the page or figure."""
         # Check the options and the file before importing JAX, so that errors appear immediately.
         if self.target is not None:
             for name in self.select_given("beam_size", "alpha", "beam_end"):

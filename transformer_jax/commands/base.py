@@ -85,7 +85,6 @@ class FileCommand(ConfigCommand):
     shipped config, such as tiny."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the experiment in FILE or FILE:ROW."""
         return self.with_sections({"": loading.load_row(self.file)}, self.file)
 
 

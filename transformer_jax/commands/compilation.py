@@ -47,14 +47,6 @@ class Compile(FileCommand):
     """Print the results as JSON."""
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Compile the training step, and print the results.
-
-        Raises:
-            UsageError: no target is given, `fit` and `largest` are both set, or a target does not
-                exist, cannot run the config's attention, or needs software that is not installed (a
-                compiler or cuDNN).
-            OutOfMemoryError: the training step does not fit in the memory of a target device.
-        """
         targets = [parse_target(target) for target in self.target]
         if not targets:
             raise UsageError(
@@ -79,7 +71,6 @@ class Compile(FileCommand):
             raise OutOfMemoryError(*parts)
 
     def _checks(self, config: Config, targets: list[Target]) -> Iterator["Check"]:
-        """Compile the training step for each target and each kind of parallelism."""
         from transformer_jax.compilation.fit import check_shapes, find_batch
         from transformer_jax.compilation.programs import check_attention
         from transformer_jax.compilation.shapes import assume_shapes, prepare_shapes

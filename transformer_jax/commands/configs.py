@@ -26,11 +26,9 @@ class Params(FileCommand):
     """Print the parameter counts as JSON."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return all rows of the config file."""
         return self.with_sections(loading.load_rows(self.file), self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Print the parameter count of each module, or the total for each row of a sweep."""
         from transformer_jax.baselines.build import count_parameters
 
         counts = {name: count_parameters(row.config) for name, row in rows.items()}
@@ -59,7 +57,6 @@ class Diff(PathCommand):
     argument_name = "two configs or runs"
 
     def run(self) -> None:
-        """Print the fields that differ and, for two runs, the versions and digests that differ."""
         config, versions = _load_config_or_run(self.first)
         other_config, other_versions = _load_config_or_run(self.second)
         fields = config.differences(other_config).items()

@@ -71,7 +71,6 @@ class Evaluate(RunCommand):
     1, 5, and 20, if the run has that many consecutive checkpoints."""
 
     def run(self) -> None:
-        """Score the run's translations, print the scores, and store them in the run's folder."""
         if self.baseline is not None:
             # Open the baseline before importing JAX, so that a wrong path is reported immediately.
             RunFolder.open(self.baseline)
@@ -120,7 +119,6 @@ class Evaluate(RunCommand):
     def _evaluate(
         self, run: "Run", baseline: "Run | None"
     ) -> tuple["Evaluation", "Evaluation | None"]:
-        """Evaluate the run, and the baseline if there is one."""
         from transformer_jax.analysis.significance import check_comparable
         from transformer_jax.evaluation.evaluate import evaluate
 
@@ -143,7 +141,6 @@ class Evaluate(RunCommand):
             raise UsageError(f"--grid does not combine with {option}; it takes --step and --split")
 
     def _run_grid(self) -> None:
-        """Evaluate all combinations of settings, and print the scores."""
         folder = RunFolder.open(Path(self.run_folder))
         from transformer_jax.evaluation.grid import Grid, evaluate_grid
 

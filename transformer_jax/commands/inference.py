@@ -100,7 +100,6 @@ class Translate(RunCommand):
     """Truncate lines that are too long instead of reporting an error."""
 
     def run(self) -> None:
-        """Check all lines of standard input, and print their translations."""
         run = self.load()
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
@@ -153,7 +152,6 @@ class Package(CheckpointCommand):
     and license of the training text."""
 
     def run(self) -> None:
-        """Write the package, and print a note about any information that the model card lacks."""
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")
         # Check the path before importing JAX, so that errors appear immediately.
         check_available(out)

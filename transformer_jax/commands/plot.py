@@ -80,12 +80,6 @@ class Plot(PathCommand):
     the last checkpoint to average. Default: the latest."""
 
     def run(self) -> None:
-        """Create the plot and write it to the file.
-
-        Raises:
-            UsageError: an argument does not apply to this kind of plot, or the run does not support
-                the plot.
-        """
         folders = self._open_runs()
         out = self._check_options()
         stdout.print(f"written to {self._draw(folders).save(out)}")
@@ -100,7 +94,6 @@ class Plot(PathCommand):
         return [RunFolder.open(Path(folder)) for folder in self.folders]
 
     def _check_options(self) -> Path:
-        """Check all options and return the file to write."""
         for name in self.select_given(*itertools.chain.from_iterable(OPTIONS.values())):
             if name not in OPTIONS[self.kind]:
                 kinds = [kind for kind, names in OPTIONS.items() if name in names]

@@ -20,11 +20,6 @@ class Status(PathCommand):
     argument_name = "a sweep"
 
     def run(self) -> None:
-        """Print the status of each run.
-
-        Raises:
-            SweepFailedError: a run failed.
-        """
         from transformer_jax.sweeps.plan import Sweep
         from transformer_jax.sweeps.status import read_status
 
@@ -50,12 +45,6 @@ class Report(PathCommand):
     argument_name = "a sweep, or runs"
 
     def run(self) -> None:
-        """Write the report, and print a summary table and the footnotes.
-
-        Raises:
-            UsageError: the options are invalid, the runs cannot be compared, or no run has
-                finished.
-        """
         from transformer_jax.api import report
         from transformer_jax.reports.answers import summarize
         from transformer_jax.reports.footnotes import list_footnotes

@@ -90,7 +90,6 @@ class Sweep(ConfigCommand):
     """Also retrain the runs that failed."""
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the rows of all config files, with `with_sections` and `scale_rows` applied."""
         rows: dict[str, Row] = {}
         for spec in self.files:
             for key, row in self.with_sections(loading.load_rows(spec), spec).items():
@@ -107,7 +106,6 @@ class Sweep(ConfigCommand):
         return scale_rows(rows, self.scale)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Plan the sweep and, unless this is a dry run, train or submit its unfinished runs."""
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 

@@ -154,7 +154,6 @@ def show_table(table: Table) -> None:
 
 
 def _table(*columns: str, first_number: int, last_number: int | None = None) -> Table:
-    """Return an empty table that right-aligns its numeric columns."""
     table = Table(*columns, box=None)
     for column in table.columns[first_number:last_number]:
         column.justify = "right"
@@ -162,11 +161,7 @@ def _table(*columns: str, first_number: int, last_number: int | None = None) -> 
 
 
 def print_statuses(statuses: Sequence["RunStatus"]) -> None:
-    """Print the status of each run in a sweep and the number of runs with each status.
-
-    Raises:
-        SweepFailedError: a run failed.
-    """
+    """Print the status of each run in a sweep and the number of runs with each status."""
     columns = ("run", "status", "step", "dev ppl", "BLEU", "left", "")
     table = _table(*columns, first_number=2, last_number=6)
     for status in statuses:

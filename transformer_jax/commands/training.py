@@ -30,7 +30,6 @@ class Prepare(FileCommand):
     """Prepare a config's text: train the vocabulary, encode the text, and cache both."""
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Prepare the text, and print the numbers of tokens, pairs, and batches."""
         from transformer_jax.data.prepare import prepare_text
 
         config = rows[""].config
@@ -126,11 +125,9 @@ class Train(FileCommand, TrainingCommand):
 
     @property
     def path(self) -> Path:
-        """The path to the run's folder, which may not exist yet."""
         return self.out or Path("runs") / loading.run_name(self.file)
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Create the run in the primary process, and train its model in all processes."""
         config = rows[""].config
         with self.join_processes(config) as group:
             # Check the path before importing JAX, so that errors appear immediately.
@@ -153,15 +150,12 @@ class Resume(TrainingCommand):
 
     @property
     def path(self) -> Path:
-        """The run's folder."""
         return Path(self.run_folder)
 
     def load_rows(self) -> dict[str, Row]:
-        """Return the run's config, with `with_sections` applied."""
         return self.with_sections({"": Row(RunFolder.open(self.path).config)})
 
     def run(self, rows: dict[str, Row]) -> None:
-        """Store the options in the run's config, and train from the latest checkpoint."""
         config = rows[""].config
         with self.join_processes(config) as group:
             RunFolder.open(self.path).with_config(config)
@@ -184,14 +178,6 @@ class Reproduce(PathCommand):
     """The new run's folder. Default: RUN-reproduced."""
 
     def run(self) -> None:
-        """Train up to the step of the run's latest checkpoint, and compare both runs' checkpoints.
-
-        Raises:
-            UsageError: the run is a package or has no checkpoint after step 0, or the new run's
-                folder contains something else.
-            DataError: the text differs from the run's text.
-            NotReproducedError: the parameters differ, or training ended at a different step.
-        """
         original = RunFolder.open(Path(self.run_folder))
         if original.package is not None:
             raise UsageError(f"{original.path} is a package: reproduce the original run")
@@ -262,7 +248,6 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
 
 
 def _print_next(folder: RunFolder, group: ProcessGroup) -> None:
-    """Print commands that evaluate and use a trained model."""
     if group.is_primary:
         from transformer_jax.data.prepare import find_prepared
 

@@ -204,7 +204,6 @@ def count_devices(
 def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
 ) -> Suggestion | None:
-    """Return the first option that makes the step fit, or None if no option does."""
     for settings in options:
         sections: dict[str, dict[str, object]] = {}
         for setting in settings:

@@ -54,11 +54,7 @@ def load_row(spec: str) -> Row:
 
 
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, keyed by name; a single experiment has the key "".
-
-    Raises:
-        ConfigError: the file or row does not exist or is invalid.
-    """
+    """Return the rows of FILE, or only FILE:ROW, by name. The name of a single experiment is ""."""
     path, only = split_spec(spec)
     if path.endswith(".json"):
         if only is not None:

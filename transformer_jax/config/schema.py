@@ -128,11 +128,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, data: JsonObject) -> Self:
-        """Convert the output of `to_dict` back into a config; missing fields get their defaults.
-
-        Raises:
-            ConfigError: `data` is not a mapping of sections, or `change` rejects it.
-        """
+        """Convert the output of `to_dict` back into a config; missing fields get their defaults."""
         if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()):
             raise ConfigError(f"a config must be an object of sections, got {data!r}")
         return cls().change(**data)

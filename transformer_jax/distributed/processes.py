@@ -170,13 +170,8 @@ def join_processes(
     """If a run has several processes, connect them before JAX uses a device.
 
     With several processes, an error inside the context ends all of them and does not propagate.
-    Messages about a lost process include the run's folder. For the other arguments, see
-    `resolve_cluster`.
-
-    Raises:
-        UsageError: the last three arguments are incomplete or invalid, or the environment indicates
-            that there are other processes but does not contain their addresses.
-        ConnectionFailedError: the processes cannot connect, or JAX cannot read the environment.
+    Messages about a lost process include the run's folder. For the other arguments and the errors,
+    see `resolve_cluster` and `rendezvous`.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
     if spec is None:

@@ -168,7 +168,6 @@ def _wait_for_exit(
 
 
 def _kill(trainer: subprocess.Popen[bytes]) -> None:
-    """Let a trainer dump its stacks, and then kill it and its children."""
     trainer.send_signal(signal.SIGUSR2)
     with suppress(subprocess.TimeoutExpired):
         trainer.wait(STACKS_SECONDS)

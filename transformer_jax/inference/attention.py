@@ -129,15 +129,10 @@ def compute_attention(
     *,
     truncate: bool = False,
 ) -> Attention:
-    """Return the attention weights for a sentence pair.
+    """Return the attention weights for a sentence pair; see `Run.attention`.
 
-    If `target` is None, the target is the best translation of the source. This translation keeps
-    the tokens that the search found, which may differ from the tokens obtained by re-encoding its
-    text. Set `truncate` to shorten a sentence that is too long instead of raising a DataError.
-
-    Raises:
-        DataError: a sentence is blank or too long for the model.
-        UsageError: the model does not attend to the source, or the weights are not finite.
+    The best translation of the source keeps the tokens that the search found, which may differ from
+    the tokens obtained by re-encoding its text.
     """
     translator.check([source], truncate=truncate)
     [source_ids] = translator.encode([source], truncate=truncate)

@@ -316,11 +316,7 @@ def load_averages(
 
 
 def read_params(folder: RunFolder, steps: Sequence[int]) -> Params:
-    """Return the mean parameters of these checkpoints, on JAX's default device.
-
-    Raises:
-        StorageError: a checkpoint is damaged or cannot be read.
-    """
+    """Return the mean parameters of these checkpoints, on JAX's default device."""
     with CheckpointManager(folder.checkpoints, folder.identity) as checkpoints:
         return average_params(checkpoints, steps, _restore_target(folder))
 

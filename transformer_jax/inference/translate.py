@@ -110,10 +110,7 @@ class Translator:
     def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
         """Check the arguments of `translate`, and note text that the vocabulary lacks.
 
-        Raises:
-            UsageError: `lines` is a single string, or `num_best` is not between 1 and the beam
-                size.
-            DataError: see `encode`.
+        Raises a UsageError unless `num_best` is from 1 to the beam size, or an error of `encode`.
         """
         if num_best < 1:
             raise UsageError(f"the number of translations must be positive, got {num_best}")
@@ -197,13 +194,8 @@ class Translator:
         """Return up to `num_best` translations of each line, limited by the beam size.
 
         A blank line gets one empty translation. This method advances the current task (see
-        `progress.task`) by the number of finished lines.
-
-        Raises:
-            UsageError: `lines` is a single string.
-            DataError: a line is not valid text, or it is too long for the model and `truncate` is
-                false.
-            OutOfMemoryError: the device does not have enough memory for a batch.
+        `progress.task`) by the number of finished lines. The errors are those of `encode` and
+        `translate_batches`.
         """
         sources = self.encode(lines, truncate=truncate)
         translations = [[Hypothesis("", 0.0)] for _ in sources]

@@ -22,7 +22,6 @@ class Embedding(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        """Create the matrix [N, D]."""
         d_model = self.config.d_model
         self.table = self.param("table", normal(d_model**-0.5), (self.vocab_size, d_model))
 

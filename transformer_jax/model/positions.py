@@ -51,7 +51,6 @@ class AddLearnedPositions(AddPositions):
     """A module that adds learned vectors to the embeddings (row E of Table 3)."""
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """Return the table rows for these positions."""
         shape = self.max_positions, self.config.d_model
         table = self.param("positions", self.init_table, shape)
         return table[self.to_rows(positions)]

@@ -55,7 +55,6 @@ class Transformer(EncoderDecoder, kw_only=True):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        """Return the logits for the next token at each position."""
         length = decoder_input.shape[1]
         x, mask = self.embedding.embed(decoder_input), causal_mask(length)
         x = self.target_positions(x, jnp.arange(length), train=train)
@@ -64,7 +63,6 @@ class Transformer(EncoderDecoder, kw_only=True):
         return self.to_logits(x)
 
     def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Return the logits for the last decoder layer's output."""
         return self.output_embedding.logits(self.decoder_norm(x))
 
     def init_decoding(
@@ -84,7 +82,6 @@ class Transformer(EncoderDecoder, kw_only=True):
         ancestors: Int[Array, "B J L"],
         state: DecodingState,
     ) -> tuple[Float[Array, "B J N"], DecodingState]:
-        """Return the logits that `decode` would return at `position`, and the new state."""
         # `AddPositions` expects one position per column, so make each hypothesis a row with T = 1.
         x = self.embedding.embed(tokens.reshape(-1, 1))
         x = self.target_positions(x, position[None]).reshape(*tokens.shape, -1)
@@ -99,7 +96,6 @@ class Transformer(EncoderDecoder, kw_only=True):
     def stack_weights(
         self, intermediates: Intermediates
     ) -> dict[str, Float[Array, "layers B H _ _"]]:
-        """Stack the recorded attention weights, as in figures 3 to 5."""
         encoder_depth, decoder_depth = self.config.layers_per_stack
 
         def stack(name: str, depth: int, module: str) -> Float[Array, "layers B H _ _"]:

@@ -161,7 +161,6 @@ def _collect_row(
 
 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
-    """Return the best unigram model's perplexity on the development references."""
     for status in statuses:
         # Another program may have changed the files.
         with contextlib.suppress(TransformerJaxError, KeyError, OSError):
@@ -173,7 +172,6 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
 
 
 def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
-    """Return the fingerprints of the text and vocabularies that the runs were trained with."""
     fingerprints = set()
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError):
@@ -233,7 +231,6 @@ def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
 
 
 def _has_flops(report: JsonObject) -> bool:
-    """Return whether a report's FLOPs and utilization are positive numbers."""
     return all(is_number(x) and x > 0 for x in (report.get("flops"), report.get("utilization")))
 
 

@@ -131,7 +131,6 @@ def draw_ratios(results: Results) -> Picture:
 
 
 def _finish(figure: Figure, columns: int) -> Picture:
-    """Add a grid, and a legend below the axes."""
     [axes] = figure.axes
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)

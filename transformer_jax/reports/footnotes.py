@@ -84,7 +84,6 @@ def describe_tuning(sweep: Sweep) -> list[str]:
 
 
 def _describe_rate(train: TrainConfig) -> str:
-    """Return the learning rate, and how training differs from the paper's."""
     scale, peak = train.learning_rate_scale, train.peak_learning_rate
     factor = "" if scale == 1 else f"{scale:g} times "
     rate = f"{factor}the paper's learning rate" if peak is None else f"a peak rate of {peak:g}"
@@ -146,7 +145,6 @@ def to_markdown_list(notes: Collection[str], folder: Path) -> str:
 
 
 def _list_missing(results: Results) -> list[str]:
-    """List the runs that have no scores, with one line for each reason."""
     names = defaultdict[str, list[str]](list)
     for row in results.rows.values():
         for name, reason in row.missing.items():

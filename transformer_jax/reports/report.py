@@ -101,7 +101,6 @@ def _format_interval(interval: Interval | None, spec: str) -> str:
 
 
 def _format_score(row: RowResult, name: str, digits: int) -> str:
-    """Return the mean and standard deviation of a score."""
     values = row.scores.get(name)
     return format_mean(values.values(), digits) if values else MISSING
 
@@ -109,7 +108,6 @@ def _format_score(row: RowResult, name: str, digits: int) -> str:
 def _format_difference(
     results: Results, row: RowResult, score: PaperScore, split: ScoredSplit
 ) -> str:
-    """Return a row's difference from the first row, with its confidence interval."""
     comparison, spec = results.compare(row.name, score, split), SPECS[score]
     if comparison.difference is None:
         return MISSING
@@ -160,7 +158,6 @@ SCORES: dict[str, Column] = {
 
 
 def _list_columns(split: ScoredSplit) -> dict[str, Column]:
-    """Return the columns that compare the rows on one set."""
     columns: dict[str, Column] = {
         "row": lambda _, row: row.name,
         "ln perplexity to base": lambda r, row: _format_difference(r, row, "perplexity", split),

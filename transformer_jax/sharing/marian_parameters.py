@@ -166,7 +166,6 @@ def _marian_ids(vocabulary: Vocabulary | None, name: str) -> Int[np.ndarray, " N
 
 
 def _modules(config: ModelConfig) -> Iterator[Module]:
-    """Yield all modules in both stacks, except for the embeddings."""
     for stack, depth in zip(("encoder", "decoder"), config.layers_per_stack, strict=True):
         for index in range(depth):
             yield from _layer_modules(stack, f"{stack}_{index}", f"model.{stack}.layers.{index}")

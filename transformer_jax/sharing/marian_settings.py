@@ -66,9 +66,6 @@ def check_settings(
 
     `generation` is {} if the folder has no generation_config.json; `generate` then reads these
     settings from config.json.
-
-    Raises:
-        UsageError: a setting is not supported. The message names it.
     """
     is_separate = bool(generation)
     file = path / ("generation_config.json" if is_separate else "config.json")

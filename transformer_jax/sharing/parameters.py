@@ -48,11 +48,7 @@ class StoredArray(NamedTuple):
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Metadata) -> None:
-    """Write arrays to a safetensors file with the default permissions of a new file.
-
-    Raises:
-        UsageError: safetensors is not installed.
-    """
+    """Write arrays to a safetensors file with the default permissions of a new file."""
     # `save_file` would create a file that only its owner can read.
     path.write_bytes(import_optional("safetensors.numpy").save(arrays, dict(metadata)))
 

@@ -131,7 +131,6 @@ def dev_lines(run: Run, count: int) -> list[str]:
 
 
 def _select_lines(run: Run, lines: Sequence[str]) -> list[str]:
-    """Return the lines that are neither blank nor too long for the model."""
     longest = run.translator().longest_source
     encoded = zip(lines, run.vocabulary.source.encode(lines), strict=True)
     return [line for line, tokens in encoded if 1 < len(tokens) <= longest]
@@ -143,10 +142,6 @@ def find_translations(
     """Translate non-blank lines with this package, using float32.
 
     By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
-
-    Raises:
-        DataError: a line is too long for the model.
-        OutOfMemoryError: the device does not have enough memory for a batch.
     """
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)

@@ -41,11 +41,7 @@ SIZE = "small"
 
 
 def draw_attention(maps: AttentionMaps, selection: Selection) -> Picture:
-    """Draw the selected attention weights in the selected view.
-
-    Raises:
-        UsageError: the selected kind, layer, head, or position does not exist.
-    """
+    """Draw the selected attention weights in the selected view."""
     chosen, indices = select(maps, selection)
     if selection.view == "grid":
         return Picture(_draw_grid(chosen))
@@ -109,7 +105,6 @@ def _head_lines(
 
 
 def _draw_grid(chosen: AttentionMap) -> Figure:
-    """Draw a heat map for each layer and head, all on the same scale from 0 to 1."""
     layers, heads = chosen.num_layers, chosen.num_heads
     size = (heads * CELL + 0.9, layers * CELL + 1.1)
     figure = Figure(figsize=size, layout="constrained")
@@ -157,7 +152,6 @@ def _draw_heat_map(axes: Axes, weights: Float[np.ndarray, "Q K"]) -> None:
 
 
 def _add_color_bar(figure: Figure) -> None:
-    """Add a color bar from 0 to 1 that all heat maps in the figure share."""
     bar = figure.colorbar(ScalarMappable(SCALE, HEAT), ax=figure.axes, shrink=0.8, aspect=30)
     bar.set_label("weight", size=SIZE)
     bar.ax.tick_params(labelsize=SIZE)
@@ -172,7 +166,6 @@ def _title(chosen: AttentionMap, indices: Resolved) -> str:
 
 
 def _wrap(title: str, width: float) -> str:
-    """Break a title into lines that fit in a figure that is `width` inches wide."""
     return textwrap.fill(title, int(width / TITLE_CHARACTER))
 
 

@@ -57,9 +57,6 @@ def render_page(
         selection: what the page initially shows.
         source: the source sentence, for the title.
         target: the translation, for the title.
-
-    Raises:
-        UsageError: the selected kind, layer, head, or position does not exist.
     """
     chosen, indices = select(maps, selection)
     data = {

@@ -23,7 +23,6 @@ class BlockwiseAttention(MultiHeadAttention):
     """Attention computed block by block on any device, with dropout (see `blockwise_attention`)."""
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, up to rounding."""
         query, key, value, mask, _ = heads
         key, value = (repeat_heads(x, query.shape[2]) for x in (key, value))
         shape = (len(query), query.shape[2], query.shape[1], key.shape[1])
@@ -39,7 +38,6 @@ class CudnnAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, _train: bool, /) -> Float[Array, "B T H V"]:
-        """Return Attention(Q, K, V) for each head, up to rounding."""
         # With a mask, cuDNN's backward pass requires even numbers of queries and keys.
         query, key, value, mask, _ = heads
         num_queries, num_keys = query.shape[1], key.shape[1]

@@ -45,7 +45,6 @@ class AlibiAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Attend with score(q, k) - slope |distance|."""
         distance = jnp.abs(relative_positions(heads.positions))
         slope = jnp.asarray(alibi_slopes(self.config.num_heads))[None, :, None, None]
         scores = self.score(heads.query, heads.key) - slope * distance[None, None]
@@ -74,7 +73,6 @@ class RotaryAttention(MultiHeadAttention):
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Rotate queries and keys, then attend as in the paper."""
         query = rotate(heads.query, heads.positions.queries)
         key = rotate(heads.key, heads.positions.keys)
         return super().attend_heads(heads._replace(query=query, key=key), train)
@@ -89,7 +87,6 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     def setup(self) -> None:
-        """Create the projections, and two vectors for each of the 2 R + 1 distances."""
         super().setup()
         c = self.config
         init, rows = nn.initializers.xavier_uniform(), 2 * c.max_relative_position + 1
@@ -138,13 +135,11 @@ class T5Attention(MultiHeadAttention):
     is_causal: ClassVar[bool] = False
 
     def setup(self) -> None:
-        """Create the projections and a table with one bias for each bucket and head."""
         super().setup()
         shape = self.config.position_buckets, self.config.num_heads
         self.bias = self.param("bias", nn.initializers.xavier_uniform(), shape)
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
-        """Attend with score(q, k) + bias(bucket of the distance)."""
         bias = self.bias[self.to_buckets(heads.positions)].transpose(2, 0, 1)
         scores = self.score(heads.query, heads.key) + bias[None]
         return weighted_sum(self.to_weights(scores, heads.mask, train=train), heads.value)

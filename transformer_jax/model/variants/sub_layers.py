@@ -37,18 +37,15 @@ class NormAndAdd(AddAndNorm):
         self.dropout = Dropout(self.config.dropout)
 
     def enter(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Return the sub-layer's input: Norm(x)."""
         return self.norm(x)
 
     def leave(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        """Add the sub-layer's output y to x."""
         return x + self.dropout(y, train=train)
 
     @staticmethod
     def make_final_norm(config: ModelConfig, make_norm: MakeNorm, /) -> Callable[[Array], Array]:
-        """Return a normalization module to apply after the last layer of each stack."""
         return make_norm(config)
 
 
@@ -89,7 +86,6 @@ class AddNothing(AddPositions):
     """
 
     def encode(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """Return zeros."""
         return jnp.zeros((len(positions), self.config.d_model))
 
 
@@ -100,7 +96,6 @@ class AddClampedPositions(AddLearnedPositions):
     """
 
     def to_rows(self, positions: Int[Array, " T"]) -> Int[Array, " T"]:
-        """Return the index of the table row for each position."""
         return jnp.minimum(positions, self.max_positions - 1)
 
 
@@ -153,6 +148,5 @@ class BiasedTransformer(Transformer):
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.vocab_size,))
 
     def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        """Return the logits for the last decoder layer's output."""
         logits = super().to_logits(x)
         return logits + self.output_bias.astype(logits.dtype)[None, None]
