@@ -275,7 +275,7 @@ def write_report(
     folder = out or sweep / "comparison"
     command = shlex.join(["python", "-m", "experiments.recurrence", str(sweep)])
     command += "" if bleu == BLEU else f" --bleu {bleu:g}"
-    table = to_markdown(rows, bleu, describe_sweep(runs, command, folder, STATISTICS_NOTE))
+    table = to_markdown(rows, bleu, describe_sweep(runs, command, STATISTICS_NOTE))
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "table.md", table)

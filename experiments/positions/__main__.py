@@ -39,7 +39,7 @@ def write_report(sweep: tyro.conf.Positional[Path], out: Path | None = None) -> 
         runs = Sweep.open(sweep)
         study = score_by_length(runs)
         command = shlex.join(["python", "-m", "experiments.positions", str(sweep)])
-        text = to_markdown(study, describe_sweep(runs, command, folder))
+        text = to_markdown(study, describe_sweep(runs, command))
         tables |= {"table.md": text, "table.csv": to_csv(study)}
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)

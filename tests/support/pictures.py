@@ -64,16 +64,19 @@ def image_of(axes: Axes) -> np.ndarray:
 
 
 class Page(HTMLParser):
-    """A parser that collects a page's tags, links, and text."""
+    """A parser that collects a page's tags and text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.tags, self.links, self.text = list[str](), list[str](), ""
+        self.tags, self.text = list[str](), ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self,
+        tag: str,
+        attrs: list[tuple[str, str | None]],  # noqa: ARG002 - the base class passes it.
+    ) -> None:
         self.tags.append(tag)
-        self.links += [value for key, value in attrs if key == "href" and value]
 
     def handle_data(self, data: str) -> None:
         self.text += data

@@ -1,11 +1,9 @@
 """A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from transformer_jax.config import DataConfig, TrainConfig
 from transformer_jax.files import read_json_object
@@ -20,9 +18,8 @@ from transformer_jax.reports.tables import escape_markdown
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus
 
-# The page that describes the statistical analysis. Only a clone of the repository has this page.
+# The page that describes the statistical analysis.
 STATISTICS = "docs/statistics.md"
-DOCUMENTATION = Path(__file__).parents[2] / STATISTICS
 ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
 
 
@@ -129,19 +126,9 @@ def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> l
     ]
 
 
-def documentation_link(folder: Path) -> str | None:
-    """Return the relative path from a folder to `DOCUMENTATION`, or None outside a Git clone."""
-    folder = folder.resolve()
-    if not (DOCUMENTATION.exists() and folder.is_relative_to(DOCUMENTATION.parents[1])):
-        return None
-    return Path(os.path.relpath(DOCUMENTATION, folder)).as_posix()
-
-
-def to_markdown_list(notes: Collection[str], folder: Path) -> str:
-    """Return notes as a Markdown list for a file in `folder`, with a link to `DOCUMENTATION`."""
-    text = "\n".join(f"- {escape_markdown(note)}" for note in notes)
-    link = documentation_link(folder)
-    return text.replace(STATISTICS, f"[{STATISTICS}]({link})") if link else text
+def to_markdown_list(notes: Collection[str]) -> str:
+    """Return notes as a Markdown list."""
+    return "\n".join(f"- {escape_markdown(note)}" for note in notes)
 
 
 def _list_missing(results: Results) -> list[str]:

@@ -5,22 +5,23 @@ from collections.abc import Mapping
 from importlib import resources
 
 from transformer_jax.reports.answers import answer, question, summarize
-from transformer_jax.reports.footnotes import STATISTICS, documentation_link, list_footnotes
+from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.results import Results
+from transformer_jax.reports.tables import Table, to_html
 
 
-def make_page(results: Results, figures: Mapping[str, str], tables: Mapping[str, str]) -> str:
+def make_page(results: Results, figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
     """Return the page.
 
     Args:
         results: the results of the sweep.
         figures: SVG images, keyed by caption. The first one is shown with the answers.
-        tables: HTML tables, keyed by title.
+        tables: tables, keyed by title.
     """
     title = html.escape(results.sweep.path.resolve().name)
     (first_caption, first), *others = figures.items()
     folds = [
-        *(_fold(name, table) for name, table in tables.items()),
+        *(_fold(title, to_html(table)) for title, table in tables.items()),
         *(_fold("Figures", _figure(caption, svg)) for caption, svg in others),
         _fold("Methods and notes", _list_notes(results)),
     ]
@@ -47,8 +48,6 @@ def _list_answers(results: Results) -> str:
 
 def _list_notes(results: Results) -> str:
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
-    if path := documentation_link(results.sweep.path / "report"):
-        notes = notes.replace(STATISTICS, f'<a href="{html.escape(path)}">{STATISTICS}</a>')
     return f"<ul>\n{notes}\n</ul>"
 
 

@@ -14,7 +14,6 @@ A report's folder contains:
         ratios.svg  .pdf       each row's difference in log perplexity from the first row
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,14 +28,14 @@ from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
 from transformer_jax.reports.page import make_page
 from transformer_jax.reports.results import PaperScore, Results, RowResult, ScoredSplit
 from transformer_jax.reports.seed_statistics import Interval, format_mean, format_p, format_score
-from transformer_jax.reports.tables import MISSING, Link, Table
+from transformer_jax.reports.tables import MISSING, Table
 from transformer_jax.runs.metrics_file import is_number
-from transformer_jax.sweeps.status import RunStatus
 
 Column = Callable[[Results, RowResult], str]
 CAPTIONS = {"ratios": RATIOS_CAPTION, "curves": CURVES_CAPTION}
 SPECS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
 SPLIT_NAMES: dict[ScoredSplit, str] = {"dev": "development", "test": "test"}
+RUNS = "Runs (their unrounded scores are in runs.csv)"
 
 
 def write_report(results: Results) -> Path:
@@ -66,6 +65,8 @@ def write_report(results: Results) -> Path:
         label = "ln perplexity" if score == "perplexity" else "BLEU"
         title = f"Effects of fields on {label} on the {SPLIT_NAMES[split]} set"
         tabled[title] = _make_effect_table(contrasts, SPECS[score])
+    # Omit the last two columns, the signature and the command, which are in runs.csv.
+    runs = [row[:-2] for row in make_run_table(results, digits=2)]
     pictures = {"ratios": draw_ratios(results), "curves": draw_curves(results)}
     figures = {caption: pictures[name].svg for name, caption in CAPTIONS.items()}
     files: dict[str, str | bytes] = {
@@ -74,7 +75,7 @@ def write_report(results: Results) -> Path:
         "table.csv": tables.to_csv(scores),
         "comparisons.csv": tables.to_csv(list_comparisons(results)),
         "runs.csv": tables.to_csv(make_run_table(results)),
-        "index.html": _make_page(results, tabled, figures),
+        "index.html": make_page(results, figures, {**tabled, RUNS: runs}),
         **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
         **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
         **({"factors.csv": tables.to_csv(_list_effects(effects))} if effects else {}),
@@ -284,28 +285,6 @@ def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
         "\n".join(f"- {tables.escape_markdown(x)}" for x in answers),
         *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
         *(f"![{caption}]({name}.svg)" for name, caption in CAPTIONS.items()),
-        to_markdown_list(list_footnotes(results), results.sweep.path / "report"),
+        to_markdown_list(list_footnotes(results)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _make_page(results: Results, tabled: Mapping[str, Table], figures: Mapping[str, str]) -> str:
-    """Return the report as a self-contained HTML page with links to the runs."""
-
-    def link(status: RunStatus, tooltip: str) -> Link:
-        path = os.path.relpath(status.run.path, results.sweep.path / "report")
-        return Link(Path(path).as_posix(), tooltip)
-
-    row_links = [
-        link(row.statuses[0], "; ".join(f"{k}: {v}" for k, v in row.missing.items()))
-        for row in results.rows.values()
-    ]
-    run_links = [link(status, status.note) for status in results.statuses]
-    # Omit the last two columns, the signature and the command, which are in runs.csv.
-    runs = [row[:-2] for row in make_run_table(results, digits=2)]
-    named = {
-        title: tables.to_html(table, row_links if table[0][0] == "row" else None)
-        for title, table in tabled.items()
-    }
-    named["Runs"] = tables.to_html(runs, run_links, "Unrounded scores are in runs.csv.")
-    return make_page(results, figures, named)

@@ -8,8 +8,6 @@ import html
 import io
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
-from urllib.parse import quote
 
 Table = Sequence[Sequence[str]]
 MISSING = "-"
@@ -27,13 +25,6 @@ LATEX_ESCAPES = str.maketrans(
         ">": r"\textgreater{}",
     }
 )
-
-
-class Link(NamedTuple):
-    """A hyperlink with a tooltip. The path is relative to the page."""
-
-    path: str
-    tooltip: str
 
 
 def escape_markdown(text: str) -> str:
@@ -76,20 +67,11 @@ def _escape_formula(cell: str) -> str:
     return f"'{cell}" if is_formula and not NUMBER.fullmatch(cell) else cell
 
 
-def to_html(table: Table, links: Sequence[Link] | None, caption: str = "") -> str:
-    """Return an HTML table. If `links` is set, the first cell of each row of the body is a link."""
-    head, *body = table
-    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-    for (first, *others), link in zip(body, links or [None] * len(body), strict=True):
-        if link is None:
-            lines.append("".join(f"<td>{html.escape(cell)}</td>" for cell in (first, *others)))
-            continue
-        href = html.escape(quote(link.path, errors="surrogateescape"), quote=True)
-        title = html.escape(link.tooltip, quote=True)
-        # Avoid a line break between a number and the parenthesis that follows it.
-        escaped = [html.escape(cell).replace(" (", "&nbsp;(") for cell in others]
-        cells = "".join(f"<td>{cell}</td>" for cell in escaped)
-        lines.append(f'<td><a href="{href}" title="{title}">{html.escape(first)}</a></td>{cells}')
+def to_html(table: Table) -> str:
+    """Return an HTML table."""
+    head, *body = ([html.escape(cell) for cell in row] for row in table)
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    # Avoid a line break between a number and the parenthesis that follows it.
+    lines += ["".join(f"<td>{cell.replace(' (', '&nbsp;(')}</td>" for cell in row) for row in body]
     rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    title = f"<caption>{html.escape(caption)}</caption>\n" if caption else ""
-    return f"<div class=wide><table>\n{title}{rows}\n</table></div>"
+    return f"<div class=wide><table>\n{rows}\n</table></div>"

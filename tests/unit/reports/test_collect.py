@@ -56,7 +56,6 @@ def test_a_path_that_is_not_utf_8_can_be_reported(tmp_path: Path) -> None:
     # `train` rejects a path that is not UTF-8, but a user may rename a run's folder.
     run = make_run(tmp_path / "run", perplexity=5.0).rename(tmp_path / os.fsdecode(b"\xff"))
     assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
-    assert 'href="../../%FF"' in (tmp_path / "out" / "report" / "index.html").read_text("utf-8")
     assert "| ? |" in (tmp_path / "out" / "report" / "table.md").read_text("utf-8")
 
 

@@ -16,7 +16,6 @@ from transformer_jax.cli import main
 from transformer_jax.config import Paper
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import UsageError
-from transformer_jax.reports import footnotes
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import COMPARISONS, SCORES, make_table, write_report
 from transformer_jax.sweeps.plan import Sweep, plan_sweep
@@ -114,17 +113,6 @@ def test_a_report_that_compares_nothing_with_the_paper_does_not_mention_it(
     assert "as in the paper" not in notes
 
 
-def test_the_page_links_each_row_to_its_first_run_and_each_run_to_itself(
-    folder: Path, sweep: Sweep
-) -> None:
-    links = Page((folder / "index.html").read_text()).links
-    # Three tables contain a link for each row, and one table contains a link for each run.
-    assert len(links) == 3 * len(RESULTS) + 3 * len(RESULTS)
-    assert all((folder / link).resolve().is_relative_to(sweep.path) for link in links)
-    assert "../better/seed-2" in links
-    assert (folder / "../better/seed-2").exists()
-
-
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
     # These runs have no task scores and no tuned field, so the report omits these columns.
@@ -183,21 +171,6 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     assert signed[0].endswith("(< 0.001)")
     # The sign of a row's difference may vary from seed to seed.
     assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed (p)"])
-
-
-def test_a_report_in_the_repository_links_to_its_analysis(
-    dev_sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notes = write_report(collect(dev_sweep)) / "table.md"
-    assert "docs/statistics.md of transformer-jax describes this analysis." in notes.read_text()
-    documentation = dev_sweep.path.parents[1] / "docs" / "statistics.md"
-    documentation.parent.mkdir()
-    documentation.touch()
-    monkeypatch.setattr(footnotes, "DOCUMENTATION", documentation)
-    write_report(collect(dev_sweep))
-    assert "[docs/statistics.md](../../../docs/statistics.md)" in notes.read_text()
-    page = Page((notes.parent / "index.html").read_text())
-    assert "../../../docs/statistics.md" in page.links
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import io
 from pictures import Page
 from run_files import HOSTILE
 
-from transformer_jax.reports.tables import Link, to_csv, to_html, to_latex, to_markdown
+from transformer_jax.reports.tables import to_csv, to_html, to_latex, to_markdown
 
 TABLE = [["row", "change", "score"], ["a", HOSTILE, "-1.5"], ["b", "d_ff 33", "4.1 ± 0.1"]]
 
@@ -42,8 +42,7 @@ def test_a_spreadsheet_does_not_execute_cells_of_csv() -> None:
     assert row == [f"'{cell}" for cell in formulas] + plain
 
 
-def test_html_escapes_cells_and_links_rows() -> None:
-    page = Page(to_html(TABLE, [Link("../a/seed-0", '"><b>'), Link("../b c", "")]))
+def test_html_escapes_cells() -> None:
+    page = Page(to_html(TABLE))
     assert HOSTILE in page.text
     assert "b" not in page.tags
-    assert page.links == ["../a/seed-0", "../b%20c"]
