@@ -203,7 +203,11 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
     weights, torch_weights = path / "model.safetensors", path / "pytorch_model.bin"
     is_torch = not weights.exists() and torch_weights.exists()
     if not (weights.exists() or is_torch):
-        raise _missing_weights(path)
+        raise StorageError(
+            f"{path} needs model.safetensors or pytorch_model.bin, but it has neither: load the "
+            "model with MarianMTModel.from_pretrained (from_flax=True and from_tf=True read other "
+            "weights), and save it with save_pretrained(FOLDER, max_shard_size='100GB')"
+        )
     weights = torch_weights if is_torch else weights
     max_bytes = 4 * sum(map(math.prod, [*shapes.values(), *optional.values()])) + MAX_HEADER
     with storage_errors(f"{weights} cannot be read"):
@@ -218,31 +222,6 @@ def _read_weights(path: Path, config: ModelConfig, vocabulary: Vocabulary) -> Ar
             raise StorageError(f"{weights} has values in {name} that are not finite")
     _check_computed(weights, config, arrays)
     return arrays
-
-
-# Weight files of other programs: the end of a file's name, and a description of its contents.
-OTHER_WEIGHTS = {
-    ".safetensors.index.json": "weights in several files",
-    ".bin.index.json": "weights in several files",
-    ".msgpack": "weights for Flax",
-    ".h5": "weights for TensorFlow",
-    ".npz": "weights for Marian's own program",
-    ".ot": "weights for Rust",
-    ".onnx": "weights for ONNX",
-    "adapter_model.safetensors": "an adapter without its model",
-}
-
-
-def _missing_weights(path: Path) -> StorageError:
-    """Return the error for a folder without supported weights, with advice for other weights."""
-    names = sorted(file.name for file in path.iterdir())
-    found = [(n, kind) for end, kind in OTHER_WEIGHTS.items() for n in names if n.endswith(end)]
-    has = f"only {found[0][0]} ({found[0][1]})" if found else "neither"
-    return StorageError(
-        f"{path} needs model.safetensors or pytorch_model.bin, but it has {has}: load the model "
-        "with MarianMTModel.from_pretrained (from_flax=True and from_tf=True read other weights), "
-        "and save it with save_pretrained(FOLDER, max_shard_size='100GB')"
-    )
 
 
 def _check_computed(weights: Path, config: ModelConfig, arrays: Arrays) -> None:
