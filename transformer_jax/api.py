@@ -158,12 +158,12 @@ def sweep(
     retry_failed: bool = False,
     quiet: bool = False,
 ) -> Sweep:
-    """Train all rows of an ablation with several seeds, on this machine.
+    """Train all rows of an ablation on this machine, with several seeds for each row.
 
     The same call resumes an interrupted sweep, without repeating finished runs.
 
     Args:
-        configs: config files with rows, or configs keyed by the names of their rows.
+        configs: config files with rows, or a mapping from the names of rows to their configs.
         path: the sweep's folder.
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.

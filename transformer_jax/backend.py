@@ -134,7 +134,7 @@ def _is_running() -> bool:
 def _set_gpu_flags() -> None:
     """Add `GPU_FLAGS` to XLA_FLAGS, except the flags that it already contains.
 
-    XLA exits if it does not know a flag, so set no flags if JAX cannot use a GPU.
+    XLA exits if it does not know a flag, so do not set any flags if JAX cannot use a GPU.
     """
     platforms = set((_setting("jax_platforms") or "gpu").split(","))
     plugins = importlib.metadata.entry_points(group="jax_plugins")

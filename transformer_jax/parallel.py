@@ -1,9 +1,9 @@
 """Compute results in order, in several processes or ahead of time in a thread.
 
-The processes do not import JAX. They start as new programs instead of forks, so they inherit no
-threads, and they do not run the caller's main module. A process ends when the process that started
-it ends, even if that process is killed, because this closes its standard input. The processes
-exchange bytes, so none of them executes data.
+The processes do not import JAX. They are new programs instead of forks, so they do not inherit
+threads, and they do not run the caller's main module. If the process that started a process ends or
+is killed, the standard input of the started process is closed, and it exits. The processes exchange
+bytes, so none of them executes data.
 """
 
 import contextlib
@@ -156,7 +156,8 @@ class _Process:
 def serve(handler: str) -> None:
     """Answer the requests of the process that started this one, until that process ends.
 
-    Two messages follow a request: a description of the error, or b"", and the answer.
+    The reply to a request consists of two messages: a description of the error (or b""), and the
+    answer.
     """
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Redirect standard output, because text that a library prints would corrupt the answers.

@@ -86,7 +86,7 @@ def _expand(value: object) -> object:
 
 
 def make_default(command_type: type[T]) -> T:
-    """Return a command whose config accepts every combination of values, for use as a default."""
+    """Return a default command, whose config accepts every combination of values."""
     if "config" not in annotations(command_type):
         return tyro.MISSING_NONPROP
     return unchecked(command_type)

@@ -185,8 +185,8 @@ class Package(CheckpointCommand):
 def _decode_lines(data: bytes) -> list[str]:
     r"""Split UTF-8 text into lines that end in "\n". The final "\n" is optional.
 
-    Remove a byte-order mark at the start of the text and a "\r" at the end of any line, as the
-    readers of corpus files do.
+    Remove a byte-order mark at the start of the text and a "\r" at the end of any line, as in
+    corpus files.
     """
     if kind := find_format(data):
         raise DataError(f"the input is a {kind} file, not text: unpack it first")

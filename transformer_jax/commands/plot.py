@@ -63,7 +63,7 @@ class Plot(PathCommand):
     """For `positions`: the number of positions to plot. Default: 128, or the
     model's maximum if that is smaller."""
     offset: int | None = None
-    """For `positions`: the offset k of the plotted linear map from PE(pos) to
+    """For `positions`: the offset k of the linear map from PE(pos) to
     PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
     """For `loss` and `heads`: the split to score. Default: dev."""

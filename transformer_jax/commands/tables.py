@@ -69,7 +69,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def _describe_digits(counts: Sequence[JsonObject]) -> str:
-    """Return how many numbers are right for each number of digits, or "" for other text."""
+    """Return how many numbers with each number of digits are right, or "" for other text."""
     parts = (f"{count['digits']}: {count['right']} of {count['numbers']}" for count in counts)
     return f"\n  by digits   {', '.join(parts)}" if counts else ""
 

@@ -72,7 +72,8 @@ class TrainingCommand(ConfigCommand):
     On Slurm, Open MPI, Kubernetes, and Cloud TPU, the values of --coordinator,
     --num-processes, and --process-id are detected automatically."""
     num_processes: int | None = None
-    """Number of processes. With 1 process, training ignores the cluster's environment variables."""
+    """Number of processes. If the number is 1, training ignores the cluster's
+    environment variables."""
     process_id: int | None = None
     """Zero-based index of this process."""
 

@@ -22,7 +22,7 @@ SECONDS_PER_SHAPE = 2.5
 MIN_STEP_SECONDS = 4e-3
 # The base model's step computes 9.4 TFLOP in 41.9 ms, excluding the time above.
 FLOPS_PER_SECOND = 250e12
-# With k shapes, a fraction of about 0.7 k^-0.8 of all positions in Multi30k's batches is padding.
+# If there are k shapes, about 0.7 k^-0.8 of all positions in Multi30k's batches are padding.
 PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
 
 

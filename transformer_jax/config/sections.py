@@ -70,10 +70,10 @@ class ModelConfig(ConfigSection):
     d_ff: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 2048
     """Inner width of the feed-forward networks."""
     feed_forward: Annotated[str, part_of("mlp", *GATED), used_by("transformer")] = "mlp"
-    """The feed-forward network (section 3.3). `mlp` is the paper's: two linear
-    layers. `swiglu` and `geglu` (Shazeer), which differ from the paper, multiply
-    the activation by a third linear layer. Shazeer reduces d_ff by a third to
-    keep the number of parameters, and omits the biases."""
+    """The feed-forward network (section 3.3). `mlp`, as in the paper, has two
+    linear layers. `swiglu` and `geglu` (Shazeer), which differ from the paper,
+    multiply the activation by a third linear layer. Shazeer reduces d_ff by a
+    third to keep the number of parameters, and omits the biases."""
     feed_forward_bias: Annotated[bool, used_by("transformer")] = True
     """Add biases to the linear layers of the feed-forward networks. Without
     biases, the model differs from the paper's."""
@@ -341,8 +341,8 @@ class DataConfig(ConfigSection):
     folder: Annotated[str | None, ON_RESUME] = None
     """For `text`: the folder that file names are relative to. Default:
     $TRANSFORMER_JAX_DATA or, if that variable is not set, the working
-    directory. For `trees`: the treebank's folder, with the same default. For
-    `tfds`: the data folder for TensorFlow Datasets."""
+    directory. For `trees`: the treebank's folder, which has the same default.
+    For `tfds`: the data folder for TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For `tfds`: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
@@ -441,10 +441,10 @@ class TrainConfig(ConfigSection):
     schedule: Annotated[str, part_of(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
         "inverse_square_root"
     )
-    """The learning rate after the warmup. `inverse_square_root` is the paper's.
-    The others differ from the paper: `constant` stays at the peak, `cosine`
-    (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay` (Hu et
-    al. 2024) first stays at the peak and then decays linearly to 0."""
+    """The learning rate after the warmup. `inverse_square_root` is the paper's
+    schedule. The others differ from the paper: `constant` stays at the peak,
+    `cosine` (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay`
+    (Hu et al. 2024) first stays at the peak and then decays linearly to 0."""
     decay_steps: Annotated[int | None, COUNT, NUMBER] = None
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
     train.steps, which then cannot change when the run resumes."""
@@ -454,13 +454,14 @@ class TrainConfig(ConfigSection):
     optimizer: Annotated[
         str, part_of("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"
-    """The optimizer. `adam` is the paper's. The others differ from the paper:
-    `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et al. 2023), `adafactor`
-    (Shazeer and Stern 2018; its learning rate is relative to the size of each
-    parameter), `muon` (Jordan et al. 2024; it uses Adam for embeddings, norms,
-    and biases), and `schedule_free` (Defazio et al. 2024), which needs the
-    `constant` schedule and evaluates an average of the parameters. `lion` and
-    `muon` do not use train.adam_beta1 and train.adam_beta2 for matrices."""
+    """The optimizer. `adam` is the paper's optimizer. The others differ from
+    the paper: `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et al. 2023),
+    `adafactor` (Shazeer and Stern 2018; its learning rate is relative to the
+    size of each parameter), `muon` (Jordan et al. 2024; it uses Adam for
+    embeddings, norms, and biases), and `schedule_free` (Defazio et al. 2024),
+    which needs the `constant` schedule and evaluates an average of the
+    parameters. `lion` and `muon` do not use train.adam_beta1 and
+    train.adam_beta2 for matrices."""
     weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
     """Each step also reduces matrices by the learning rate times this fraction.
     Embeddings, norms, and biases do not decay. Values above 0 differ from the

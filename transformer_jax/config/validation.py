@@ -24,7 +24,7 @@ from transformer_jax.registry import foreign_names
 
 # An integer above this limit cannot be converted to a float.
 LARGEST = sys.float_info.max
-# JAX stores numbers in float32. These are its smallest normal number and its largest number.
+# The smallest normal number and the largest number in float32, in which JAX stores numbers.
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4028234e38
 MAX_COUNT = 2**31 - 1
 

@@ -139,7 +139,8 @@ def _digest_report(report: JsonObject) -> str:
     return hashlib.sha256(json.dumps(report).encode()).hexdigest()
 
 
-# The cached corpora that this process has verified: folder, fingerprint, and times of the files.
+# The cached corpora that this process has verified: the folder, the fingerprint, and the
+# modification times.
 VERIFIED: set[tuple[object, ...]] = set()
 
 

@@ -105,8 +105,7 @@ class TextFiles(FileCorpus):
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
         """Find the source and target files of each split. The train and dev splits are required.
 
-        Relative names are resolved against `folder`, `$TRANSFORMER_JAX_DATA`, or the working
-        directory.
+        Relative names start from `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """
         for split in ("train", "dev"):
             if files.get(split) is None:
@@ -123,7 +122,7 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def note_mistakes(self) -> None:
-        """Issue notes if the first lines contain markup, or are the same in two files.
+        """Issue notes if the first lines contain markup or if two files start with the same lines.
 
         Raises:
             DataError: the first lines of a file cannot be read.

@@ -39,11 +39,11 @@ ADVICE = "download the text yourself and train with configs/text.py"
 class TranslationDataset:
     """A TFDS translation dataset. This package calls the validation split `dev`.
 
-    `wmt14_translate/de-en` is the paper's dataset. It has about 4.5 million training pairs from
-    Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the test
-    split is newstest2014. TFDS has one dataset for both directions, and `languages` selects the
-    direction. Each sentence becomes one line. Every property and method except `name` downloads the
-    dataset if necessary.
+    `wmt14_translate/de-en` is the paper's dataset. The dataset has about 4.5 million training pairs
+    from Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the
+    test split is newstest2014. TFDS has one dataset for both directions, and `languages` selects
+    the direction. Each sentence becomes one line. Every property and method except `name` downloads
+    the dataset if necessary.
 
     Raises:
         UsageError: TFDS does not have this dataset or language, or is not installed.

@@ -179,7 +179,7 @@ def _normalization_options(name: Normalization) -> Iterator[dict[str, Any]]:
 
 
 def _without_file_name(model: bytes) -> bytes:
-    """Remove the name of the file of normalization rules, which differs between machines."""
+    """Remove the name of the file with normalization rules, which differs between machines."""
     messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     content = messages.ModelProto.FromString(model)
     content.normalizer_spec.ClearField("normalization_rule_tsv")

@@ -92,8 +92,8 @@ def prepare_split(run: Run, split: Split) -> Prepared:
     except DataError as error:
         reason, *settings = error.parts
         if settings:
-            # A file is missing. The error suggests another data folder, but only `resume` accepts
-            # one.
+            # A file is missing. The error suggests another data folder, which only `resume`
+            # accepts.
             reason = f"{str(reason).partition(':')[0]}; if the text has moved, resume the run with "
         raise DataError(f"{path}: ", reason, *settings) from error
     if split not in prepared.report:

@@ -108,7 +108,7 @@ class Attention:
         """Save the page (.html) or a figure of the selection (.svg, .png).
 
         `selection` is the same as for `show`. An existing file is overwritten. A page contains all
-        weights; a figure contains only the selected ones.
+        weights; a figure contains only the selected weights.
 
         Raises:
             UsageError: the file suffix is not supported, or the selection is invalid.

@@ -54,8 +54,8 @@ PENALTIES = {"gnmt": gnmt, "power": power}
 class Translations(NamedTuple):
     """The finished hypotheses of each sentence, best first.
 
-    The search ends when the first `num_best` hypotheses cannot improve. The later ones could still
-    improve.
+    The search ends when the first `num_best` hypotheses cannot improve. Later hypotheses could
+    still improve.
     """
 
     tokens: Int[Array, "B J L"]
@@ -119,7 +119,8 @@ def end_any(beam: _Beam, *_: object) -> Bool[Array, "B J"]:
 
 
 # The paper does not say which hypotheses can finish (section 6.1). The authors' code uses the rule
-# `tensor2tensor`, except that it returns unfinished hypotheses if a sentence has no finished one.
+# `tensor2tensor`, except that it returns unfinished hypotheses if no hypothesis of a sentence has
+# finished.
 END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
 
 

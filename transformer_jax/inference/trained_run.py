@@ -201,8 +201,8 @@ def load(
     `step`, which defaults to the latest step. If `average_checkpoints` is 1, `load` accepts any
     checkpoint, even an unscheduled one. `average_checkpoints` defaults to the run's
     `decode.average_checkpoints`. If the run has fewer checkpoints than this default, `load` issues
-    a warning and averages the existing ones. It also warns about each file of registered parts
-    that has changed since the run was created.
+    a warning and averages the existing checkpoints. `load` also warns about each file of registered
+    parts that has changed since the run was created.
 
     Raises:
         UsageError: the run or the checkpoint at `step` does not exist, the run has too few

@@ -49,7 +49,7 @@ class PositionScheme(NamedTuple):
     add_positions: type[AddPositions]
     """The module that adds positional encodings to the embeddings."""
     self_attention: type[MultiHeadAttention] | None = None
-    """The self-attention that the scheme requires. With None, the scheme works with every attention
+    """The self-attention that the scheme requires. If None, the scheme works with every attention
     implementation."""
     causal_self_attention: type[MultiHeadAttention] | None = None
     """The decoder's self-attention, if it differs from the encoder's."""

@@ -55,7 +55,7 @@ def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection in section 3.1 and figure 1.
 
-    A layer computes `y = Sublayer(enter(x))`, then `leave(x, y)`. In Tensor2Tensor, `enter` and
+    A layer computes `y = Sublayer(enter(x))` and then `leave(x, y)`. In Tensor2Tensor, `enter` and
     `leave` are called `layer_preprocess` and `layer_postprocess`. In the paper, `enter` returns x,
     and no normalization follows a stack. The pre-norm variant, `NormAndAdd`, normalizes in both
     places.

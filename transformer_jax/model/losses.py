@@ -57,15 +57,15 @@ def cross_entropy(
     """Compute the cross-entropy of predictions, with and without label smoothing (section 5.4).
 
     The smoothed target spreads probability `smoothing` evenly over all N tokens, including the true
-    token. This is the smoothing of Szegedy et al. (2016), which the paper cites; the
+    token. Szegedy et al. (2016), whom the paper cites, smooth the target in the same way. The
     authors' code uses `smoothing_over_other_tokens`. For each token, `smoothed` also includes
     z_loss * (log Z)^2, where Z is the sum of the exponentials of the logits.
     """
     logits = logits.astype(sum_dtype(logits))
     is_real = target != PAD
     log_total, total, target_logit = summarize(logits, target)
-    # This is the expected value of -log p = log_total - logit under the smoothed target, which is
-    # (1 - smoothing) * one_hot(target) + smoothing / N.
+    # The smoothed loss is the expected value of -log p = log_total - logit under the smoothed
+    # target, which is (1 - smoothing) * one_hot(target) + smoothing / N.
     smoothed = log_total - (1 - smoothing) * target_logit - smoothing * (total / logits.shape[-1])
     if not (isinstance(z_loss, float | int) and z_loss == 0):
         smoothed += z_loss * log_total**2

@@ -26,7 +26,7 @@ def question(results: Results) -> str:
 
 
 def summarize(results: Results) -> list[str]:
-    """Return sentences on the whole report: the set that it uses, and the paper's claims."""
+    """Return sentences that state which set the answers use and which claims are confirmed."""
     split = results.splits[-1]
     other = ""
     if len(results.splits) > 1:
@@ -36,7 +36,7 @@ def summarize(results: Results) -> list[str]:
 
 
 def answer(results: Results, name: str) -> str:
-    """Compare a row with the first row in one sentence, on the set that the answers use."""
+    """Return one sentence that compares a row with the first row."""
     split = results.splits[-1]
     parts = []
     for score, label in LABELS.items():

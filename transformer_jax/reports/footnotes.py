@@ -243,7 +243,7 @@ def _list_caveats(results: Results) -> list[str]:
             f"set: {', '.join(failed)}."
         )
     if len(results.rows) > 1:
-        # State a limit once for all scores that it applies to.
+        # List each limitation once, together with all scores that it applies to.
         limits = defaultdict[str, list[str]](list)
         for split, analyses in results.analyses.items():
             for score, analysis in analyses.items():

@@ -204,7 +204,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
 
 
 def list_comparisons(results: Results) -> Table:
-    """Return the unrounded differences from the first row, by row, score, and set."""
+    """Return the unrounded differences from the first row for each row, score, and set."""
     headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
     table = [[*headings, "paper", "verdict", "split"]]
     missing = (None, None)
@@ -264,7 +264,7 @@ def _list_effects(effects: Mapping[tuple[ScoredSplit, PaperScore], Sequence[Cont
 
 
 def make_trial_table(results: Results) -> Table:
-    """Return a table of the trials that chose a value for each row, with one line per trial."""
+    """Return a table of the trials of a tuned sweep, with one line per trial."""
     if (tuning := results.sweep.tuning) is None:
         return []
     table = [["row", tuning.field, "seed", "status", "dev_perplexity", "chosen"]]

@@ -129,7 +129,7 @@ class Results:
 
     @functools.cached_property
     def analyses(self) -> Mapping[ScoredSplit, Mapping[PaperScore, Analysis]]:
-        """Comparisons of each row with the first row, in log perplexity and in BLEU, by set."""
+        """The comparisons of each row with the first row, keyed by set and score."""
         return {
             split: {
                 "perplexity": analyze(
@@ -197,7 +197,7 @@ class Results:
     def differences(
         self, score: PaperScore, split: ScoredSplit | None = None
     ) -> list[tuple[float, float]]:
-        """Return the differences from the first row that we and the paper report, by row."""
+        """Return each row's difference from the first row in our results and in the paper's."""
         return [
             (ours, paper)
             for name in list(self.rows)[1:]

@@ -23,7 +23,8 @@ LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
 # A row is wide if its standard deviation exceeds this multiple of the typical standard deviation.
 WIDE_RATIO = 4.0
-# With two seeds, Welch's interval has hardly any degrees of freedom and can span thousands of BLEU.
+# If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
+# thousands of BLEU points.
 MIN_WELCH_SEEDS = 3
 
 WIDE_RULE = " (or three, if the row or the first row is not pooled)"

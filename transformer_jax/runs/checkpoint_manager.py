@@ -203,7 +203,7 @@ class CheckpointManager:
         self._pending = self._writer.submit(self._finish_score, step, pending, content, superseded)
 
     def discard(self, step: int) -> None:
-        """Delete a checkpoint after its write has finished. Only the primary process does so."""
+        """Delete a checkpoint after its write has finished. Other processes do nothing."""
         self.wait()
         del self._metadata[step]
         if self._is_primary:

@@ -46,7 +46,7 @@ def replace(folder: Path, name: str, text: str) -> None:
     """Replace a file durably, so that the folder matches its SHA256SUMS file at all times.
 
     In the meantime, SHA256SUMS lists both digests of the file. If this process ends before it
-    removes the old digest, `finish_replacement` does so later.
+    removes the old digest, `finish_replacement` removes it later.
     """
     digests, new = _read_digests(folder), hashlib.sha256(text.encode()).hexdigest()
     _overwrite(folder, NAME, _format_digests(digests | {name: digests[name] | {new}}))

@@ -48,7 +48,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, or "" if not."""
+    """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, and "" otherwise."""
     try:
         check_regular(run / NAME)
         with (run / NAME).open("r", encoding="utf-8") as file:

@@ -62,8 +62,8 @@ def read_arrays(
 ) -> tuple[Arrays, Metadata]:
     """Return the arrays and the metadata of a safetensors file.
 
-    The file must contain the expected arrays, and may contain the optional arrays, but no others.
-    `types` lists the allowed data types.
+    The file must contain all expected arrays, can contain optional arrays, and must not contain
+    others. `types` lists the allowed data types.
 
     Raises:
         UsageError: safetensors is not installed.
@@ -117,9 +117,10 @@ TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
 
 
 def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
-    """Read a PyTorch file that contains the expected float32 or float16 arrays and no unknown ones.
+    """Read a PyTorch file that contains the expected arrays, in float32 or float16.
 
-    The file may also contain the optional arrays. `max_bytes` limits the size of the unpacked file.
+    The file may also contain the optional arrays, but no others. `max_bytes` limits the size of the
+    unpacked file.
 
     Raises:
         UsageError: PyTorch is not installed or is too old.

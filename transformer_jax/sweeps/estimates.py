@@ -84,8 +84,8 @@ def estimate_bytes(config: Config) -> int:
 def estimate_memory(config: Config, buckets: list[Bucket]) -> int:
     """Estimate the bytes of device memory that training on batches of these shapes needs.
 
-    The estimate counts the state, the gradient, and what the largest batch's forward pass stores,
-    with a margin for temporary arrays.
+    The estimate counts the state, the gradient, and the values that the forward pass stores for the
+    largest batch, with a margin for temporary arrays.
     """
     data, train = config.data, config.train
     model = build_model(plain_config(config.model), data.vocab_size, data.source_vocab_size)

@@ -1,7 +1,7 @@
 """Run a sweep on this machine, with one worker process per slot: an accelerator, or CPU cores.
 
-A worker trains one run, or a few runs that differ only in their seeds, in one program. A failed run
-does not affect the others. This module does not import JAX, which would reserve device
+A worker trains one run, or a few runs that differ only in seeds and numbers, in one program. A
+failed run does not affect the others. This module does not import JAX, which would reserve device
 memory that the workers need.
 """
 
@@ -31,7 +31,7 @@ from transformer_jax.sweeps.status import (
 POLL_SECONDS = 0.2
 # After SIGTERM, a worker must save its progress and exit within this many seconds.
 STOP_SECONDS = 120.0
-# More runs in one program hardly increase the throughput.
+# More runs than this in one program hardly increase the throughput.
 MAX_GROUP_SIZE = 16
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from transformer_jax.errors import BackendError, Setting, UsageError
 
-# This program prints the backend, the number of devices, and the bytes that JAX can use on each.
+# This program prints the backend, the number of devices, and the bytes that JAX can use on each
+# device.
 COUNT_DEVICES = """
 import json, sys, jax
 from transformer_jax.backend import start_backend
@@ -50,7 +51,7 @@ def find_slots(limit: int | None = None, runs_per_device: int = 1) -> list[Slot]
     """Return one slot per accelerator, or as many CPU slots as the cores and memory allow.
 
     If `limit` is set, use that many accelerators or CPU slots, regardless of the available memory.
-    With several runs per device, each GPU has several slots, which divide its memory.
+    If there are several runs per device, each GPU has several slots, which divide its memory.
 
     Raises:
         UsageError: `limit` is not between 1 and the number of accelerators or CPU cores, or

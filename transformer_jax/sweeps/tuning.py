@@ -25,7 +25,7 @@ SEED_OFFSET = 10_000
 def plan_tuning(
     rows: Mapping[str, Row], field: str, values: Sequence[FieldValue], num_seeds: int = 1
 ) -> Tuning:
-    """Return a tuning that all rows can use.
+    """Return a tuning that is valid for all rows.
 
     Raises:
         UsageError: there are fewer than two different values, `num_seeds` is not positive, the

@@ -1,7 +1,7 @@
 """Train and score runs of a sweep, in a process that a launcher starts.
 
-The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. With
-several runs, separated by commas, the worker trains them in one program.
+The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. If the
+command names several runs, separated by commas, the worker trains them in one program.
 """
 
 import os
@@ -95,8 +95,8 @@ def _last_line(run: SweepRun) -> str:
 def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list[int]) -> int:
     """Train untrained runs in one program; return the exit code.
 
-    Afterward, the status of each run is "running" if it is trained, or "failed" or "stopped". If
-    the device does not have enough memory, train each half of the runs.
+    Afterward, the status of each run is "running" (if its training is complete), "failed", or
+    "stopped". If the device does not have enough memory, train each half of the runs.
     """
     for run in runs:
         write_status(run, "running", phase="train", finished=[])

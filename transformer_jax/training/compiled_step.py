@@ -72,8 +72,9 @@ class CompiledStep:
         """Compile the step for upcoming buckets in the background.
 
         On a CPU or TPU, one thread compiles one bucket at a time. The compiled programs are
-        identical to those from `compile`. With multiple processes, this method does nothing,
-        because the processes must compile the shapes in the order in which they train on them.
+        identical to those from `compile`. If there are multiple processes, this method does
+        nothing, because the processes must compile the shapes in the order in which they train on
+        them.
         """
         if jax.process_count() > 1:
             return

@@ -92,7 +92,7 @@ def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.
 def plain_config(config: ModelConfig) -> ModelConfig:
     """Return a config for the same model without the options that only save time or memory.
 
-    The config also has no attention window, and at least three positions.
+    The config has no attention window and has at least three positions.
     """
     is_fused, attention = config.has_fused_attention, config.attention_implementation
     return replace(

@@ -1,7 +1,7 @@
 """Train several runs in one program, whose arrays have an additional first axis for the runs.
 
-A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. With
-`jax.vmap`, several runs share the GPU and the compiled programs. Each run has a slot, its index on
+A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. Several
+runs can share the GPU and the compiled programs (see `jax.vmap`). Each run has a slot, its index on
 the first axis. Apart from rounding, its results are the same as if it trained alone.
 """
 

@@ -53,7 +53,7 @@ class Assignment:
 
     folder: RunFolder
     console: Console
-    """Shows progress. It must be quiet in all processes except the primary one."""
+    """Shows progress. The console must be quiet in all processes except the primary one."""
     callback: Callback | None = None
     """Receives each report in the primary process."""
     on_end: OnEnd = lambda _: None

@@ -127,7 +127,7 @@ class MetricWriter:
                         self._add_events(json.loads(line))
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
-            # With line buffering, metrics survive if the process is killed.
+            # Line buffering preserves the metrics if the process is killed.
             self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
         self._progress.start()
         return self

@@ -73,7 +73,7 @@ def muon(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformat
 def schedule_free(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformation:
     """Return schedule-free AdamW, which averages its parameters (Defazio et al. 2024)."""
     base = optax.chain(
-        # This is Adam without its first moment, which the average replaces.
+        # `scale_by_rms` is Adam without its first moment, which the average replaces.
         optax.scale_by_rms(
             config.adam_beta2, config.adam_epsilon, eps_in_sqrt=False, bias_correction=True
         ),

@@ -45,7 +45,7 @@ def learning_rate(
 
 @SCHEDULES.register("inverse_square_root")
 def inverse_square_root(config: TrainConfig, peak: Peak) -> Schedule:
-    """Return the paper's learning rate, with another peak."""
+    """Return the paper's schedule, scaled to the given peak."""
     # With a scale of 1 and a `d_model` of 1, equation 3 peaks at warmup_steps^-0.5.
     scale = peak * config.warmup_steps**0.5
     return partial(learning_rate, d_model=1, warmup_steps=config.warmup_steps, scale=scale)

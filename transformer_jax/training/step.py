@@ -33,8 +33,8 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """The number of batches that training has processed, including those of skipped steps."""
     seed: Int[Array, ""]
-    """The run's seed, which never changes. It is an array so that runs with different seeds share
-    one compiled program."""
+    """The run's seed, which never changes. The seed is an array, so that runs with different seeds
+    share one compiled program."""
     params: Params
     opt_state: optax.OptState
     skipped: Int[Array, ""]
@@ -108,7 +108,7 @@ class TrainStep:
         """
         model = self.model.config
         numbers = Numbers({} if model.has_foreign_part else model.numbers(), self.config.numbers())
-        # NumPy converts the values, because JAX would compile a program for that.
+        # NumPy converts the values, because JAX would compile a program for the conversion.
         return jax.tree.map(lambda x: jax.device_put(np.float32(x)), numbers)
 
     def with_numbers(self, numbers: Numbers) -> "TrainStep":

@@ -24,8 +24,8 @@ from transformer_jax.model.dropout import keep_mask
 
 Index = int | Int[Array, ""]
 
-# The maximum numbers of queries and keys per block. With other sizes between 256 and 1024,
-# attention takes 2% to 7% longer on a CPU.
+# The maximum numbers of queries and keys per block. For other sizes between 256 and 1024, attention
+# takes 2% to 7% longer on a CPU.
 MAX_QUERIES, MAX_KEYS = 256, 512
 
 # The score of a masked key, which is finite so that a fully masked query gets uniform weights.
@@ -57,7 +57,7 @@ def blockwise_attention(
 
 
 def block_size(length: int, max_size: int) -> int:
-    """Return the smallest block size that results in as few blocks as `max_size` does."""
+    """Return the smallest block size that results in as few blocks as `max_size`."""
     return -(-length // -(-length // max_size))
 
 
@@ -170,7 +170,7 @@ class Blocks:
 
 
 class Residuals(NamedTuple):
-    """The arrays that the backward pass needs. Only the mask's size is proportional to T S."""
+    """The arrays that the backward pass needs. Only the mask grows with the product T S."""
 
     inputs: Inputs
     mask: Bool[Array, "#B #H #T S"]
