@@ -6,8 +6,8 @@ from types import ModuleType
 
 from transformer_jax.errors import UsageError, summarize_error
 
-# The argument of `pip install` for each library. For other libraries, it is the library's name.
-# These requirements work in every folder, whereas `.[EXTRA]` works only in a clone of the
+# The argument of `pip install` for each library. For other libraries, the argument is the library's
+# name. These requirements work in every folder, whereas `.[EXTRA]` works only in a clone of the
 # repository.
 REQUIREMENTS = {
     "JAX's CUDA plugin": "'jax[cuda13]'",

@@ -1,9 +1,9 @@
 """Compute results in order, in several processes or ahead of time in a thread.
 
-The processes do not import JAX. They are new programs instead of forks, so they do not inherit
-threads, and they do not run the caller's main module. If the process that started a process ends or
-is killed, the standard input of the started process is closed, and it exits. The processes exchange
-bytes, so none of them executes data.
+The processes do not import JAX. The processes are new programs instead of forks, so they do not
+inherit threads, and they do not run the caller's main module. If the process that started a process
+ends or is killed, the standard input of the started process is closed, and it exits. The processes
+exchange bytes, so none of them executes data.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from transformer_jax.errors import TransformerJaxError, summarize_error
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# The program that each process runs. Its arguments are the handler and the entries of `sys.path`.
+# The program that each process runs. The arguments are the handler and the entries of `sys.path`.
 PROGRAM = """
 import sys
 handler, *sys.path[:] = sys.argv[1:]
@@ -106,7 +106,7 @@ def _map_ahead(
 
 
 class _Process:
-    """A process that answers requests with a handler. Exiting the context kills it."""
+    """A process that answers requests with a handler. Exiting the context kills the process."""
 
     def __init__(self, handler: str, setup: bytes) -> None:
         # The command contains only this package's code and the current import path.

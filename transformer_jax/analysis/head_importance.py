@@ -138,9 +138,9 @@ def head_importance(
 ) -> HeadImportance:
     """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
 
-    This function first masks one head at a time. It then masks the heads cumulatively, least
-    important first, until the loss exceeds the full model's loss by more than `margin` nats per
-    token.
+    This function first masks one head at a time. The function then masks the heads cumulatively,
+    least important first, until the loss exceeds the full model's loss by more than `margin` nats
+    per token.
 
     Raises:
         UsageError: `num_sentences` is not positive, the margin is negative or NaN, the split does

@@ -132,8 +132,8 @@ class Translate(RunCommand):
 class Package(CheckpointCommand):
     """Write a trained model, its vocabulary, and a model card to a small folder for sharing.
 
-    The folder can be loaded like a run. It contains no optimizer state, so training cannot resume
-    from it.
+    The folder can be loaded like a run. Because the folder contains no optimizer
+    state, training cannot resume from the folder.
     """
 
     out: Path | None = None

@@ -47,7 +47,8 @@ class Check:
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Changes that make the step fit in memory; empty if it already fits or no change helps."""
+    """Changes that make the step fit in memory; empty if the step already fits or no change
+    helps."""
     batch_tokens: int | None = None
     """The largest `data.batch_tokens` that fits in memory, if `find_batch` found one."""
 

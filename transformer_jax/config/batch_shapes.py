@@ -2,7 +2,7 @@
 
 XLA compiles a training step for each batch shape. More shapes require more compilation but less
 padding. The choice depends only on the config, so the order of the data is the same on every
-machine. Its constants describe one H100 (see docs/performance.md). On a CPU, steps take much longer
+machine. The constants describe one H100 (see docs/performance.md). On a CPU, steps take much longer
 than compilation, so more shapes than the chosen number can save time.
 """
 

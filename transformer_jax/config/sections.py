@@ -153,7 +153,7 @@ class ModelConfig(ConfigSection):
     translations never contain that token."""
     norm: Annotated[str, part_of("layer_norm", "rms_norm"), used_by("transformer")] = "layer_norm"
     """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich),
-    which differs from the paper, divides by the root mean square. It neither
+    which differs from the paper, divides by the root mean square, but neither
     subtracts the mean nor adds a bias."""
     layer_norm: Annotated[str, part_of("post", "pre"), used_by("transformer")] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
@@ -442,9 +442,10 @@ class TrainConfig(ConfigSection):
         "inverse_square_root"
     )
     """The learning rate after the warmup. `inverse_square_root` is the paper's
-    schedule. The others differ from the paper: `constant` stays at the peak,
-    `cosine` (Loshchilov and Hutter 2017) decays to 0, and `warmup_stable_decay`
-    (Hu et al. 2024) first stays at the peak and then decays linearly to 0."""
+    schedule. The other schedules differ from the paper: `constant` stays at the
+    peak, `cosine` (Loshchilov and Hutter 2017) decays to 0, and
+    `warmup_stable_decay` (Hu et al. 2024) first stays at the peak and then
+    decays linearly to 0."""
     decay_steps: Annotated[int | None, COUNT, NUMBER] = None
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
     train.steps, which then cannot change when the run resumes."""
@@ -454,12 +455,12 @@ class TrainConfig(ConfigSection):
     optimizer: Annotated[
         str, part_of("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"
-    """The optimizer. `adam` is the paper's optimizer. The others differ from
-    the paper: `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et al. 2023),
-    `adafactor` (Shazeer and Stern 2018; its learning rate is relative to the
-    size of each parameter), `muon` (Jordan et al. 2024; it uses Adam for
-    embeddings, norms, and biases), and `schedule_free` (Defazio et al. 2024),
-    which needs the `constant` schedule and evaluates an average of the
+    """The optimizer. `adam` is the paper's optimizer. The other optimizers
+    differ from the paper: `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et
+    al. 2023), `adafactor` (Shazeer and Stern 2018; its learning rate is
+    relative to the size of each parameter), `muon` (Jordan et al. 2024; it uses
+    Adam for embeddings, norms, and biases), and `schedule_free` (Defazio et al.
+    2024), which needs the `constant` schedule and evaluates an average of the
     parameters. `lion` and `muon` do not use train.adam_beta1 and
     train.adam_beta2 for matrices."""
     weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
@@ -519,7 +520,7 @@ class TrainConfig(ConfigSection):
     patience_metric: Annotated[Literal["perplexity", "smoothed_loss"], ON_RESUME] = "perplexity"
     """The score on the development set that selects the best checkpoint.
     `smoothed_loss` is the training loss, with label smoothing but without
-    dropout. As in fairseq, it is rounded to 0.001 bits per token."""
+    dropout. As in fairseq, the loss is rounded to 0.001 bits per token."""
     keep_checkpoints: Annotated[int, COUNT, ON_RESUME] = 20
     """Number of recent scheduled checkpoints to keep for averaging. The best
     checkpoint, which has the lowest train.patience_metric, is always kept."""

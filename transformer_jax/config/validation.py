@@ -82,7 +82,7 @@ def part_of(*own: str) -> PartName:
 
 @dataclass(frozen=True)
 class UsedBy:
-    """The architectures of this package that use a field. Without this mark, all of them do."""
+    """The architectures that use a field. A field without this mark is used by all of them."""
 
     architectures: tuple[str, ...]
 

@@ -239,7 +239,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether both languages share a vocabulary. Their SentencePiece models can differ."""
+        """Whether both languages share a vocabulary. The SentencePiece models can still differ."""
         if self.source is self.target:
             return True
         return self.source.table is not None and self.source.table == self.target.table

@@ -1,4 +1,4 @@
-"""Report text that is missing from a vocabulary. The model reads it as the unknown token."""
+"""Report text that is missing from a vocabulary. Models read such text as the unknown token."""
 
 from collections import Counter
 from collections.abc import Sequence

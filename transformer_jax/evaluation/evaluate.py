@@ -54,7 +54,7 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: JsonObject
-    """The evaluation as JSON data. It contains the perplexity, the fields of `Scores`,
+    """The evaluation as JSON data. The data contains the perplexity, the fields of `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
     produced the translations. For splits of `number_words`, `by_digits` states how many numbers
     with each number of digits are correct. If the task is not translation, `task` contains the

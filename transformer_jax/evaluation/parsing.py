@@ -8,8 +8,9 @@ these rules:
    deleted, and so is a TOP bracket around the whole tree.
 2. Function tags are ignored (NP-SBJ counts as NP), and the labels ADVP and PRT count as equal.
 3. Every remaining bracket counts, even if another bracket has the same label and words.
-4. A sentence is skipped if its proposed tree has no words. It counts as an error if its proposed
-   tree and its reference tree have different words. The scores exclude both kinds of sentences.
+4. A sentence is skipped if its proposed tree has no words. A sentence counts as an error if its
+   proposed tree and its reference tree have different words. The scores exclude both kinds of
+   sentences.
 """
 
 from collections import Counter

@@ -66,7 +66,7 @@ def choose_tokenizer(name: str, references: Sequence[str]) -> str:
     """Return the name of sacreBLEU's tokenizer, which depends on the references if it is "auto".
 
     If most letters belong to scripts that do not separate words with spaces, the tokenizer is "zh"
-    for Chinese and "char" for other languages. Otherwise, it is "13a".
+    for Chinese and "char" for other languages. Otherwise, the tokenizer is "13a".
     """
     if name != "auto":
         return name

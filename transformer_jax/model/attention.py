@@ -148,14 +148,14 @@ class MultiHeadAttention(nn.Module):
         return self.attend(x, *self.project_keys_and_values(memory), mask, train=train)
 
     def project_queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H K"]:
-        """Project x to queries: Q W^Q. With `query_key_norm`, normalize them."""
+        """Project x to queries: Q W^Q. If `query_key_norm` is set, normalize the queries."""
         query = self.query(x)
         return self.query_norm(query) if self.config.query_key_norm else query
 
     def project_keys_and_values(
         self, memory: Float[Array, "B S D"]
     ) -> tuple[Float[Array, "B S G K"], Float[Array, "B S G V"]]:
-        """Project the memory to keys and values: K W^K and V W^V. Cached decoding stores them."""
+        """Project the memory to keys and values, which cached decoding stores: K W^K and V W^V."""
         key = self.key(memory)
         return self.key_norm(key) if self.config.query_key_norm else key, self.value(memory)
 

@@ -119,9 +119,9 @@ def attention_weights(
     """Return all attention weights from a forward pass, as in figures 3 to 5 of the paper.
 
     The weights are stacked over layers: "encoder" [layers, B, H, S, S], "decoder" [layers, B, H, T,
-    T], and "cross" [layers, B, H, T, S]. An architecture might have only some of them. The forward
-    pass uses the `full` attention implementation in place of `blockwise` and `cudnn`, which do not
-    record the weights.
+    T], and "cross" [layers, B, H, T, S]. An architecture might have only some of these kinds of
+    attention. The forward pass uses the `full` attention implementation in place of `blockwise` and
+    `cudnn`, which do not record the weights.
 
     Raises:
         UsageError: an attention implementation in a user's file does not record the weights.

@@ -21,7 +21,7 @@ from transformer_jax.model.masks import causal_mask, source_mask
 
 
 class Transformer(EncoderDecoder, kw_only=True):
-    """The complete model (figure 1). `build_transformer` creates it from a config."""
+    """The complete model (figure 1). `build_transformer` creates the model from a config."""
 
     components: Components
 

@@ -116,7 +116,7 @@ def _negate(interval: Interval) -> Interval:
 
 
 def _describe(comparison: RowComparison, score: PaperScore) -> str:
-    """Return the difference and its interval: in percent for perplexity, or in BLEU."""
+    """Return the difference and its interval, in percent for perplexity and in points for BLEU."""
     values = [comparison.difference or 0.0, *(comparison.interval or ())]
     if score == "perplexity":
         difference, *ends = (f"{math.expm1(x):+.1%}" for x in values)

@@ -207,7 +207,7 @@ def _explain_paper(results: Results) -> list[str]:
 
 
 def _describe_agreement(results: Results) -> list[str]:
-    """Return notes on the signs and the ranks of the differences, compared with the paper's."""
+    """Return notes that compare the signs and the ranks of the differences with the paper's."""
     notes = []
     name = results.sweep.path.resolve().name
     for split in results.splits:

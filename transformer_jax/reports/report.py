@@ -182,7 +182,7 @@ COMPARISONS: dict[ScoredSplit, dict[str, Column]] = {
 
 
 def summary_table(results: Results) -> list[list[str]]:
-    """Return the table that `transformer-jax report` prints, on the set that the answers use.
+    """Return the table that `transformer-jax report` prints for the set that the answers use.
 
     The full tables are too wide for a terminal.
     """

@@ -48,7 +48,7 @@ class CheckpointManager:
         keep: int | None = None,
         metric: Literal["perplexity", "smoothed_loss"] = "perplexity",
     ) -> None:
-        """Open or create a checkpoint folder. All checkpoints in it must have the given identity.
+        """Open or create a checkpoint folder. All checkpoints must have the given identity.
 
         The manager keeps the latest checkpoint, the best one by the given metric, and the last
         `keep` scheduled ones. If `keep` is None, the manager opens the folder read-only.

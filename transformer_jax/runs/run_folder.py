@@ -60,7 +60,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Package(NamedTuple):
-    """How a run was packaged. Its parameters are the mean of the checkpoints at `steps`."""
+    """How a run was packaged. The parameters are the mean of the checkpoints at `steps`."""
 
     steps: tuple[int, ...]
     dtype: Dtype

@@ -12,7 +12,7 @@ from transformer_jax.files import JsonObject
 from transformer_jax.progress import note
 
 # Settings of `generate` that this package's search does not support, with the values that turn them
-# off. None also turns each of them off.
+# off. A value of None also turns each setting off.
 NEUTRAL_GENERATION: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("do_sample", "token_healing"), (False,)),
     "early_stopping": (False, "never"),

@@ -61,8 +61,8 @@ def package_run(
 ) -> RunFolder:
     """Write a loaded run's parameters and description to a new folder, along with a model card.
 
-    If `languages` is None, `find_languages` determines them. `data_note` is Markdown text that
-    describes the data. `versions` and `scores` default to the values stored in the run.
+    If `languages` is None, `find_languages` determines the languages. `data_note` is Markdown text
+    that describes the data. `versions` and `scores` default to the values stored in the run.
 
     Raises:
         UsageError: the folder exists, or `license_id` or a language is not a valid identifier.

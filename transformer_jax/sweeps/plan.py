@@ -38,7 +38,7 @@ from transformer_jax.registry import check_registered, describe_foreign
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# The separator of the names in a list of runs. The name of a row cannot contain it.
+# The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
 
 

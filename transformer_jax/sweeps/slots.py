@@ -28,7 +28,8 @@ print(json.dumps([jax.default_backend(), len(devices), size]))
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # The default value of the variable above.
 DEFAULT_FRACTION = 0.75
-# Several processes on one GPU divide this fraction of its memory. The rest is for their kernels.
+# Several processes on one GPU divide this fraction of its memory. The rest of the memory is for
+# kernels.
 SHARED_FRACTION = 0.9
 # The assumed memory usage of a run on the CPU, in bytes.
 CPU_RUN_BYTES = 2 << 30

@@ -100,8 +100,8 @@ class Checkpointer:
         self.last_step = latest or 0
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
         self.unscored: StepMetrics | None = None
-        """If the restored checkpoint awaits its score, the metrics of its step, without the loss.
-        An interruption can leave such a checkpoint."""
+        """The metrics, without the loss, of the restored checkpoint's step if the checkpoint awaits
+        its score. An interruption can leave such a checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
         """Return the latest checkpoint's state (or the initial state) and the pending metrics.

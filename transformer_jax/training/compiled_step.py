@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 In a step of several runs, the number of runs precedes these numbers.
 """
-# On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each of them.
+# On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each shape.
 MAX_CONCURRENT = 4
 
 
@@ -90,7 +90,7 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether `compile_ahead` is still compiling. If so, its thread cannot exit yet."""
+        """Return whether `compile_ahead` is still compiling. If so, the thread cannot exit yet."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[str]:

@@ -82,7 +82,7 @@ def flops_of_lengths(
 
 
 def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.ndarray, " B"]:
-    """Return the number of query-key pairs in self-attention, for each sentence."""
+    """Return the number of query-key pairs in self-attention for each sentence."""
     # A window at the edge of a sentence contains fewer positions.
     farthest = lengths - 1
     window = np.minimum(farthest, config.attention_window or farthest)
@@ -138,7 +138,8 @@ def _forward_flops(model: EncoderDecoder, source: int, target: int) -> int:
     def forward(params: Params, *batch: jax.Array) -> object:
         return model.apply({"params": params}, *batch)
 
-    # The FLOPs do not depend on the platform. Naming one keeps JAX from initializing its devices.
+    # The FLOPs do not depend on the platform. JAX does not initialize its devices if the platform
+    # is given.
     with tracing_for("cpu"):
         return count_flops(jax.make_jaxpr(forward)(abstract_params(model), *shapes).jaxpr)
 

@@ -186,7 +186,7 @@ class Member:
         return self.run.batches.local_batch(index, self.run.sharding.shard)
 
     def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
-        """Start writing a checkpoint. If it is to be evaluated, `score` must follow."""
+        """Start writing a checkpoint. If the step is due for evaluation, call `score` next."""
         unscored = self.meter.last if due.evaluate else None
         self.checkpointer.save(step, state, pending, unscored)
 

@@ -2,9 +2,9 @@
 
 import re
 
-# Control characters, surrogates, noncharacters, line separators, and bidirectional formatting
-# characters. XML forbids most of the first three kinds, and the other kinds would change how the
-# surrounding text is displayed.
+# The pattern matches control characters, surrogates, noncharacters, line separators, and
+# bidirectional formatting characters. XML forbids most of the first three kinds, and the other
+# kinds would change how the surrounding text is displayed.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
