@@ -169,9 +169,9 @@ def join_processes(
 ) -> Iterator[ProcessGroup]:
     """If a run has several processes, connect them before JAX uses a device.
 
-    With several processes, an error inside the context ends all of them and does not propagate.
-    Messages about a lost process include the run's folder. For the other arguments and the errors,
-    see `resolve_cluster` and `rendezvous`.
+    If there are several processes, an error inside the context ends all of them instead of
+    propagating. Messages about a lost process include the run's folder. For the other arguments and
+    the errors, see `resolve_cluster` and `rendezvous`.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
     if spec is None:
