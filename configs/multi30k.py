@@ -44,7 +44,7 @@ CONFIG = Config().change(
         "vocab_size": 9712,
         "bleu_tokenizer": "none",
         "batch_tokens": 8192,
-        # The runs above used this number, with which 90% of the positions contain tokens.
+        # The runs above used this number of shapes, so 90% of their positions contain tokens.
         "max_batch_shapes": 12,
     },
     train={

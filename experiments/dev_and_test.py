@@ -4,9 +4,9 @@
 
 A report's verdicts depend on the development set. This command applies the same analysis to the
 test scores in the report's `runs.csv`. The paper's differences come from `comparisons.csv`. The
-command also compares each row with the first row alone, without the other rows: a paired t test
-uses the differences between runs with the same seed, and Welch's test does not use the pairs. Both
-p-values are not corrected for the number of rows. The result is printed as Markdown.
+command also compares each row with the first row without using the other rows: a paired t test uses
+the differences between runs with the same seed, and Welch's test ignores the pairing. Neither
+p-value is corrected for the number of rows. The result is printed as Markdown.
 """
 
 import csv
@@ -29,7 +29,7 @@ FORMATS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
 
 
 def read_scores(folder: Path, split: Split, score: PaperScore) -> dict[str, dict[int, float]]:
-    """Return the scores of all finished runs, keyed by row and seed; perplexities as logarithms."""
+    """Return each finished run's scores (perplexity as a logarithm), keyed by row and seed."""
     scores: dict[str, dict[int, float]] = {}
     with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
         for run in csv.DictReader(file):

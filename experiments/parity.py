@@ -5,11 +5,11 @@
 This command exports the run to every format and loads each export in a program that reads the
 format. All programs use the same beam size, length penalty (length^0.6), and length limits. Each
 program has a different rule for ending a beam search, so translations can differ. No program always
-finds the best translation. To make the scores comparable, the float32 model in CTranslate2
-scores all translations, except in the comparison with the safetensors export. The safetensors
-export has the same parameters as the run, so in that comparison, the run and the export each score
-their own translations. The command prints a table of the results to standard output. To standard
-error, it prints each line whose translations differ, with both translations and their scores.
+finds the best translation. To make the scores comparable, the float32 model in CTranslate2 scores
+all translations, except in the comparison with the safetensors export. The safetensors export has
+the same parameters as the run, so in that comparison, the run and the export each score their own
+translations. The command prints a table of the results to standard output. For each line whose
+translations differ, the command prints both translations and their scores to standard error.
 """
 
 import functools

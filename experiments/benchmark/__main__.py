@@ -172,7 +172,7 @@ class Gpu(MeasureCommand):
     toy: bool = False
     """Use toy models to try the command on any device."""
     resume: Path | None = None
-    """A result file of this command. Measure only what it lacks, and store all results there."""
+    """A result file that this command wrote. Run only missing benchmarks, and update the file."""
     # A training round has one step per batch, so the number of steps is not an option.
     steps: Suppress[Fixed[int]] = 1
 

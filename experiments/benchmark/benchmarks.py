@@ -138,7 +138,7 @@ def decode(
         beam_size: the beam size; 1 means greedy search.
         sources: the tokens of each source, including EOS. Default: 64 random sources of 20 tokens,
             plus EOS.
-        extra: how many tokens longer a translation is than its source.
+        extra: the number of tokens by which a translation exceeds its source.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
@@ -176,8 +176,8 @@ def decode(
 def sweep(name: str, config: Config, settings: Settings, seeds: Sequence[int]) -> Benchmark:
     """Measure whole sweeps of one row with different numbers of seeds, from start to scores.
 
-    The first call starts with an empty compilation cache, and the rounds with a warm one. Each
-    speed is relative to the first number of seeds.
+    The first call starts with an empty compilation cache, and the rounds start with a warm cache.
+    Each speed is relative to the first number of seeds.
     """
     with isolated_cache(settings) as (inside, _):
         specs = [

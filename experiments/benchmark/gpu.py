@@ -2,7 +2,7 @@
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
 lack of time. Only one worker runs at a time, so each has the whole device and its memory, and the
-duration of its first call shows what compilation costs.
+duration of its first call shows the cost of compilation.
 """
 
 import time

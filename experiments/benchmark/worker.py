@@ -89,7 +89,7 @@ def take_sample(workload: Workload, steps: int) -> Sample:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Prepare the workload that the first request describes, then handle the other requests."""
+    """Prepare the workload that the first request describes, and then handle the others."""
 
     def answer(content: Mapping[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")

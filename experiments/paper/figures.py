@@ -1,10 +1,10 @@
 """Draw figures 1 and 2 of the paper, partly from traced programs.
 
 The sub-layers in figure 1 and the operations of scaled dot-product attention in figure 2 are read
-from JAX traces of the model, so a model with other sub-layers has other boxes. Flax names each
-operation after the modules that contain it, so a traced model lists its sub-layers in the order in
-which they run. The embeddings, the linear layer, and the softmax in figure 1 are hard-coded, and so
-is multi-head attention in figure 2.
+from JAX traces of the model, so a model with different sub-layers produces different boxes. Flax
+names each operation after the modules that contain it, so a traced model lists its sub-layers in
+the order in which they run. The embeddings, the linear layer, and the softmax in figure 1 are
+hard-coded, and so is multi-head attention in figure 2.
 """
 
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ class Program(NamedTuple):
     """Properties of the matrix products that a program computes from parameters and an input."""
 
     sequential: int
-    """The length of the longest chain of products in which each depends on the previous one."""
+    """The length of the longest chain of products, each of which depends on the previous one."""
     flops: int
     """The FLOPs of all products. Each multiply-add counts as two FLOPs."""
     data_flops: int

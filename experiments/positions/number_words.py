@@ -1,4 +1,4 @@
-"""Number words: train on lines with one or two numbers, and score lines with up to eight.
+"""Number words: train on lines with one or two numbers, and score lines with up to eight numbers.
 
     transformer-jax sweep experiments/positions/number_words.py --seeds 3
     python -m experiments.positions sweeps/number_words

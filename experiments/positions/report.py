@@ -116,7 +116,7 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
-    """For each bucket, return the range of means without a significant difference to the first.
+    """For each bucket, return the range of means that do not differ significantly from the first.
 
     By Dunnett's test, a scheme whose mean is outside this range differs significantly from the
     first scheme. The range does not apply to a scheme whose seeds differ from those of the first

@@ -65,7 +65,7 @@ class Study:
     curves: Mapping[str, Curve]
     """The score curve of each scheme that has a finished run."""
     missing: Sequence[str]
-    """The runs and sentences that were not scored, and why."""
+    """The runs and sentences that were not scored, with the reasons."""
 
 
 def score_by_length(sweep: Sweep) -> Study:
