@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from transformer_jax.api import Report, report, sweep, train
     from transformer_jax.evaluation.tasks import Task
     from transformer_jax.inference.attention import Attention
+    from transformer_jax.inference.hidden_states import HiddenStates
+    from transformer_jax.inference.pairs import PairScore
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.attention import MultiHeadAttention
@@ -94,10 +96,12 @@ __all__ = [
     "DivergedError",
     "Dropout",
     "FeedForward",
+    "HiddenStates",
     "Loss",
     "ModelConfig",
     "MultiHeadAttention",
     "OutOfMemoryError",
+    "PairScore",
     "Paper",
     "PositionScheme",
     "Report",

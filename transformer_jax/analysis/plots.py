@@ -19,7 +19,7 @@ from transformer_jax.config.sections import DECAYING_SCHEDULES
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
-from transformer_jax.evaluation.perplexity import score_tokens, scoring_batches
+from transformer_jax.inference.pairs import token_log_probs
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
 from transformer_jax.model.positions import sinusoid
@@ -96,7 +96,8 @@ def plot_losses(run: Run, *, split: Split = "dev") -> Picture:
         DataError: the run's text has changed.
     """
     prepared = prepare_split(run, split)
-    losses = score_tokens(run.model, run.params, scoring_batches(*prepared.tokens(split)))
+    log_probs = token_log_probs(run.model, run.params, prepared.tokens(split))
+    losses = [-x for x in log_probs]
     if len(losses) < MIN_SENTENCES:
         raise UsageError(
             f"the {split} set of {run.folder.path} has {len(losses)} sentences, but the "

@@ -5,7 +5,7 @@ from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.commands.compilation import Compile
 from transformer_jax.commands.configs import Diff, Params
 from transformer_jax.commands.evaluation import Evaluate
-from transformer_jax.commands.inference import Package, Translate
+from transformer_jax.commands.inference import Package, Score, Translate
 from transformer_jax.commands.plot import Plot
 from transformer_jax.commands.reports import Report, Status
 from transformer_jax.commands.sharing import Export, Import
@@ -19,6 +19,7 @@ COMMANDS: dict[str, type[ConfigCommand] | type[PathCommand]] = {
     "reproduce": Reproduce,
     "evaluate": Evaluate,
     "translate": Translate,
+    "score": Score,
     "attention": Attention,
     "plot": Plot,
     "package": Package,

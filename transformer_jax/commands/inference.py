@@ -1,6 +1,8 @@
-"""The commands `translate` and `package`, and base classes for commands that use a run's model."""
+"""The commands `translate`, `score`, and `package`, and base classes for commands with a model."""
 
 import codecs
+import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,13 @@ from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
-from transformer_jax.console import escape_control_characters, shell_command, stderr, stdout
+from transformer_jax.console import (
+    escape_control_characters,
+    progress_bar,
+    shell_command,
+    stderr,
+    stdout,
+)
 from transformer_jax.data.text_files import find_format
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.files import check_available
@@ -126,6 +134,42 @@ class Translate(RunCommand):
                 "translations, because the search finished no others; a larger --beam-size or "
                 "--beam-end any finishes more"
             )
+
+
+@dataclass(frozen=True)
+class Score(CheckpointCommand):
+    """Print how likely the translations in a file are, given their sources.
+
+    Each line of output contains the number of a pair, the natural logarithm of its translation's
+    probability, and the number of tokens, separated by tabs.
+    """
+
+    source: Path | None = None
+    """A file of source sentences (required): plain or compressed text with one
+    sentence per line."""
+    target: Path | None = None
+    """A file of their translations (required)."""
+    json: FlagCreatePairsOff[bool] = False
+    """Print a JSON object for each pair, with the log-probability of each token."""
+
+    def run(self) -> None:
+        """Print the log-probability of each pair, and then the perplexity of all pairs."""
+        if self.source is None or self.target is None:
+            raise UsageError("score needs two files: --source FILE --target FILE")
+        run = self.load()
+        from transformer_jax.evaluation.evaluate import read_lines
+
+        with progress_bar():
+            scores = run.score(*read_lines((self.source, self.target)))
+        for number, score in enumerate(scores, start=1):
+            line = f"{number}\t{score.log_prob:.4f}\t{len(score.tokens)}"
+            if self.json:
+                values = {"line": number, "log_prob": score.log_prob, "tokens": score.tokens}
+                line = json.dumps({**values, "log_probs": score.log_probs.tolist()})
+            sys.stdout.buffer.write(f"{line}\n".encode())
+        sys.stdout.buffer.flush()
+        total, count = math.fsum(x.log_prob for x in scores), sum(len(x.tokens) for x in scores)
+        stderr.print(f"perplexity {math.exp(min(-total / count, 700)):.4f}, {count:,} tokens")
 
 
 @dataclass(frozen=True)

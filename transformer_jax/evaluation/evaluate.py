@@ -32,6 +32,7 @@ from transformer_jax.evaluation.scores import (
 )
 from transformer_jax.evaluation.tasks import check_task, score_task
 from transformer_jax.files import JsonObject
+from transformer_jax.inference.pairs import check_lengths
 from transformer_jax.inference.trained_run import Run, read_params
 
 Files = tuple[Path, Path]
@@ -104,31 +105,37 @@ def prepare_split(run: Run, split: Split) -> Prepared:
     return prepared
 
 
-def read_files(run: Run, files: Files) -> EvaluationText:
-    """Read parallel text from files outside the run's corpus.
+def read_lines(files: Files) -> tuple[list[str], list[str]]:
+    """Read parallel text from two files, which may be compressed.
 
     Raises:
-        DataError: a file is missing or invalid, or a line is too long for the model.
+        DataError: a file is missing or invalid, or the numbers of lines differ.
     """
     for path in files:
         if not path.exists():
             raise DataError(f"there is no file {path}")
     source, target = (str(path.absolute()) for path in files)
     corpus = TextFiles(dict.fromkeys(SPLITS, (source, target)), folder=None)
-    sources, references = map(list, zip(*corpus.read("test"), strict=True))
-    encoded = run.vocabulary.source.encode(sources), run.vocabulary.target.encode(references)
-    limits = zip(files, encoded, ("reads", "writes"), run.config.model.max_lengths, strict=True)
-    for path, lines, verb, longest in limits:
-        for number, tokens in enumerate(lines, start=1):
-            if longest is not None and len(tokens) > longest:
-                raise DataError(
-                    f"{path.name}, line {number}: {len(tokens)} tokens, but the model {verb} at "
-                    f"most {longest}"
-                )
+    pairs = list(corpus.read("test"))
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+def read_files(run: Run, files: Files) -> EvaluationText:
+    """Read parallel text from files outside the run's corpus.
+
+    Raises:
+        DataError: a file is missing or invalid, or a line is too long for the model.
+    """
+    sources, references = read_lines(files)
+    encoded = [
+        Ragged.from_lists(tokenizer.encode(lines))
+        for tokenizer, lines in zip(run.vocabulary, (sources, references), strict=True)
+    ]
+    check_lengths([path.name for path in files], encoded, run.config.model.max_lengths)
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
-    batches = scoring_batches(*map(Ragged.from_lists, encoded))
+    batches = scoring_batches(*encoded)
     return EvaluationText(name, title, sources, references, batches)
 
 

@@ -1,6 +1,6 @@
-"""The perplexity of a corpus and the losses of its sentences and tokens (section 6.2).
+"""The perplexity of a corpus and the losses of its sentences (section 6.2).
 
-Shapes: B sentences in a batch, T target positions.
+Shapes: B sentences in a batch.
 """
 
 import functools
@@ -103,32 +103,6 @@ def _collect(batches: Batches, losses: Sequence[Float[Array, " _"]]) -> list[Sen
         # The rows after the last pair are padding.
         nll[pairs] = batch_nll[: len(pairs)]
     return [SentenceScore(*values) for values in zip(*lengths, nll.tolist(), strict=True)]
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _token_losses(params: Params, batch: Batch, *, model: EncoderDecoder) -> Float[Array, "B T"]:
-    """Return the negative log-likelihood of each target token, and 0 for padding."""
-    logits: Any = model.apply({"params": params}, *batch)
-    token_loss = functools.partial(cross_entropy, smoothing=0.0)
-    one_token = (slice(None), slice(None), None, None)
-    return jax.vmap(jax.vmap(token_loss))(logits[one_token], batch.target[one_token]).nll
-
-
-def score_tokens(
-    model: EncoderDecoder, params: Params, batches: Batches
-) -> list[Float[np.ndarray, " _"]]:
-    """Return the negative log-likelihood of each target token in nats, in the order of the pairs.
-
-    The last token of a sentence is the end-of-sentence token.
-    """
-    with standard_settings(model.config.dtype):
-        losses = [_token_losses(params, batches[i], model=model) for i in range(batches.per_epoch)]
-    lengths = batches.target.lengths
-    sentences = [np.zeros(0)] * len(lengths)
-    for step, batch_losses in enumerate(jax.device_get(losses)):
-        for row, pair in enumerate(batches.pairs(step)):
-            sentences[pair] = batch_losses[row, : lengths[pair]]
-    return sentences
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:

@@ -14,12 +14,11 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.backend import standard_settings
-from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import NAMES
-from transformer_jax.data.unknown import note_unknown
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import UsageError
 from transformer_jax.files import local_path
-from transformer_jax.inference.translate import Translator, padded_length
+from transformer_jax.inference.pairs import encode_pair, pad_pair
+from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.visualization.attention_html import AttentionPage, render_page
@@ -129,20 +128,11 @@ def compute_attention(
     *,
     truncate: bool = False,
 ) -> Attention:
-    """Return the attention weights for a sentence pair; see `Run.attention`.
+    """Return the attention weights for a sentence pair, which `encode_pair` encodes.
 
-    The best translation of the source keeps the tokens that the search found, which may differ from
-    the tokens obtained by re-encoding its text.
+    See `Run.attention` for the errors.
     """
-    translator.check([source], truncate=truncate)
-    [source_ids] = translator.encode([source], truncate=truncate)
-    if not source_ids:
-        raise DataError("the source sentence is blank: attention needs at least one token")
-    if target is None:
-        target_ids = translator.translate_tokens(params, source_ids)
-    else:
-        target_ids = translator.encode_target(target, truncate=truncate)
-        note_unknown("the target", translator.vocabulary.target, [target])
+    source_ids, target_ids = encode_pair(translator, params, source, target, truncate=truncate)
     vocabulary = translator.vocabulary
     weights = _compute_weights(translator, params, source_ids, target_ids)
     # If the model computes NaN, a beam search finds no hypothesis, so the target has no tokens.
@@ -162,13 +152,7 @@ def _compute_weights(
     translator: Translator, params: Params, source: list[int], target: list[int]
 ) -> dict[str, np.ndarray]:
     """Return the weights for one sentence pair, with the padding removed."""
-    rows = [
-        Ragged.from_lists([tokens]).pad(np.array([0]), 1, padded_length(len(tokens), longest))
-        for tokens, longest in (
-            (source, translator.longest_source),
-            (target, translator.longest_target),
-        )
-    ]
+    rows = pad_pair(translator.model, source, target)
     with standard_settings(translator.model.config.dtype):
         weights = jax.device_get(_jitted_weights(translator.model, params, *rows))
     if "cross" not in weights:

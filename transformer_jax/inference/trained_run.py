@@ -18,7 +18,9 @@ from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.files import local_path
 from transformer_jax.inference.attention import Attention, compute_attention
+from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden_states
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
+from transformer_jax.inference.pairs import PairScore, score_pairs
 from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
@@ -171,6 +173,20 @@ class Run:
 
         return evaluate(self, split or ("test" if has_split(self, "test") else "dev"), decode)
 
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
+        """Return the log-probability of each target and of its tokens, given its source.
+
+        The log-probabilities include that of the end-of-sentence token, are in nats, and do not
+        depend on the other lines. The perplexity of a corpus is exp(-s / n), where s is the sum of
+        all log-probabilities and n is the number of tokens (section 6.2). Unlike the score of a
+        translation in a beam, a log-probability is not divided by the length penalty.
+
+        Raises:
+            UsageError: an argument is a single string, or the numbers of lines differ.
+            DataError: a line is not valid text, or too long for the model.
+        """
+        return score_pairs(self.model, self.params, self.vocabulary, sources, targets)
+
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
     ) -> Attention:
@@ -185,11 +201,29 @@ class Run:
             UsageError: the model does not attend to the source, the weights are not finite, or both
                 `target` and `decode` are given.
         """
+        translator = self._pair_translator(target, decode)
+        return compute_attention(translator, self.params, source, target, truncate=truncate)
+
+    def hidden_states(
+        self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
+    ) -> HiddenStates:
+        """Return the vectors between the layers of both stacks for a sentence pair.
+
+        The arguments are those of `attention`.
+
+        Raises:
+            DataError: a sentence is blank or too long for the model.
+            UsageError: the architecture does not record its hidden states (`rnn`), or both `target`
+                and `decode` are given.
+        """
+        translator = self._pair_translator(target, decode)
+        return compute_hidden_states(translator, self.params, source, target, truncate=truncate)
+
+    def _pair_translator(self, target: str | None, decode: dict[str, Option]) -> Translator:
         if target is not None and decode:
             names = ", ".join(decode)
             raise UsageError(f"{names} cannot be used with a target, because no search runs")
-        translator = self.translator(**decode)
-        return compute_attention(translator, self.params, source, target, truncate=truncate)
+        return self.translator(**decode)
 
 
 def load(

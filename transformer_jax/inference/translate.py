@@ -45,6 +45,16 @@ def padded_length(length: int, longest: int | None) -> int:
     return padded if longest is None else min(padded, longest)
 
 
+def group_by_width(widths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each width in ascending order, with the indices of up to `ROWS` rows of that width."""
+    by_width: dict[int, list[int]] = {}
+    for index, width in enumerate(widths):
+        by_width.setdefault(width, []).append(index)
+    for width, indices in sorted(by_width.items()):
+        for start in range(0, len(indices), ROWS):
+            yield width, indices[start : start + ROWS]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def translate_batch(
     model: EncoderDecoder,
@@ -217,13 +227,9 @@ class Translator:
         Raises:
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
-        by_width: dict[int, list[int]] = {}
-        for index, source in enumerate(sources):
-            if source:
-                by_width.setdefault(self.width(len(source)), []).append(index)
-        for width, indices in sorted(by_width.items()):
-            for start in range(0, len(indices), ROWS):
-                batch = indices[start : start + ROWS]
+        widths = [self.width(len(source)) if source else 0 for source in sources]
+        for width, batch in group_by_width(widths):
+            if width:
                 yield batch, self._search(params, [sources[i] for i in batch], width, num_best)
 
     def translate_tokens(self, params: Params, source: list[int]) -> list[int]:

@@ -1,10 +1,11 @@
-"""Inspect a model: parameter shapes, parameter counts, and attention weights.
+"""Inspect a model: parameter shapes and counts, hidden states, and attention weights.
 
-Shapes: B batch, S source positions, T target positions, H heads.
+Shapes: B batch, S source positions, T target positions, D d_model, H heads.
 """
 
 import hashlib
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UsageError
@@ -137,3 +139,40 @@ def attention_weights(
             f"the attention implementation {model.config.attention_implementation} does not record "
             "its weights: its class must call self.to_weights, which records them"
         ) from error
+
+
+# The modules whose outputs are the hidden states: the positional encodings and the layers.
+STATE_MODULE = re.compile(r"(encoder|decoder)_\d+|(source|target)_positions")
+
+
+def hidden_states(
+    model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
+) -> dict[str, Float[Array, "states B _ D"]]:
+    """Return the vectors that enter each layer and leave the last layer, in a forward pass.
+
+    The vectors are stacked: "encoder" [encoder layers + 1, B, S, D] and "decoder" [decoder layers +
+    1, B, T, D]. The first ones are the embeddings with positional encodings.
+
+    Raises:
+        UsageError: the architecture has no stacks of layers with such vectors.
+    """
+
+    def is_state(module: nn.Module, method: str) -> bool:
+        return method == "__call__" and STATE_MODULE.fullmatch("/".join(module.path)) is not None
+
+    _, variables = model.apply(
+        {"params": params}, source, target, capture_intermediates=is_state, mutable="intermediates"
+    )
+    found: Any = variables.get("intermediates") or {}
+    names = ("source_positions", "encoder"), ("target_positions", "decoder")
+    states: dict[str, Array] = {}
+    for (first, stack), depth in zip(names, model.config.layers_per_stack, strict=True):
+        modules = [first, *(f"{stack}_{i}" for i in range(depth))]
+        try:
+            states[stack] = jnp.stack([found[name]["__call__"][0] for name in modules])
+        except KeyError as error:
+            raise UsageError(
+                f"the architecture {model.config.architecture} does not record its hidden states: "
+                f"it has no module {error.args[0]}"
+            ) from error
+    return states

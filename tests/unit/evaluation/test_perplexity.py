@@ -16,7 +16,6 @@ from transformer_jax.evaluation.perplexity import (
     SentenceScore,
     perplexity,
     score_sentences,
-    score_tokens,
     score_with_loss,
     scoring_batches,
 )
@@ -79,13 +78,3 @@ def test_the_smoothed_loss_is_that_of_training_per_token(run: Run) -> None:
     sentences, loss = score_with_loss(run.model, run.params, batches, config)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert sentences == score_sentences(run.model, run.params, batches)
-
-
-@pytest.mark.slow
-def test_the_losses_of_tokens_add_up_to_those_of_sentences(run: Run) -> None:
-    sides = prepare_split(run, "dev").tokens("dev")
-    source, target = (side._replace(offsets=side.offsets[:31]) for side in sides)
-    sentences = score_sentences(run.model, run.params, scoring_batches(source, target))
-    losses = score_tokens(run.model, run.params, scoring_batches(source, target))
-    assert [len(x) for x in losses] == [x.target_tokens for x in sentences]
-    np.testing.assert_allclose([x.sum() for x in losses], [x.nll for x in sentences], rtol=1e-5)

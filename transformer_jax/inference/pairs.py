@@ -1,0 +1,195 @@
+"""Read given translations: the log-probability of each of their tokens.
+
+The decoder reads the target instead of choosing tokens, as in training (section 3.1). Each pair is
+padded to a width that depends only on its own length, so its results do not depend on other pairs,
+and each function is compiled once per width.
+
+Shapes: B pairs in a batch, S source positions, T target positions.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from transformer_jax import progress
+from transformer_jax.backend import standard_settings
+from transformer_jax.data.batches import Batch, Ragged
+from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.data.unknown import note_unknown
+from transformer_jax.errors import DataError, UsageError, memory_errors
+from transformer_jax.inference.translate import (
+    ROWS,
+    Translator,
+    check_text,
+    group_by_width,
+    padded_length,
+)
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
+from transformer_jax.model.operations import sum_dtype, summarize
+from transformer_jax.special_tokens import EOS
+
+Pair = tuple[Ragged, Ragged]
+"""The tokens of the sources and of the targets. Each sentence ends with `EOS`."""
+
+
+def encode_pair(
+    translator: Translator, params: Params, source: str, target: str | None, *, truncate: bool
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of a sentence pair.
+
+    If `target` is None, the target is the best translation of the source. This translation keeps
+    the tokens that the search found, which may differ from the tokens obtained by re-encoding its
+    text. If the model computes NaN, the search finds no tokens.
+
+    Raises:
+        DataError: a sentence is blank, or too long for the model while `truncate` is false.
+    """
+    translator.check([source], truncate=truncate)
+    [source_ids] = translator.encode([source], truncate=truncate)
+    if not source_ids:
+        raise DataError("the source sentence is blank: it needs at least one token")
+    if target is None:
+        return source_ids, translator.translate_tokens(params, source_ids)
+    target_ids = translator.encode_target(target, truncate=truncate)
+    note_unknown("the target", translator.vocabulary.target, [target])
+    return source_ids, target_ids
+
+
+def pad_pair(model: EncoderDecoder, source: list[int], target: list[int]) -> Batch:
+    """Return a batch with one row, padded like each side alone."""
+    sides = zip((source, target), model.config.max_lengths, strict=True)
+    return Batch(
+        *(
+            Ragged.from_lists([tokens]).pad(np.array([0]), 1, padded_length(len(tokens), longest))
+            for tokens, longest in sides
+        )
+    )
+
+
+class PairScore(NamedTuple):
+    """How likely a translation is, given its source."""
+
+    tokens: tuple[str, ...]
+    """The target's tokens, ending in `<EOS>`. "▁" marks the start of a word."""
+    log_probs: Float[np.ndarray, " T"]
+    """ln P(token | source, earlier tokens) for each token, in nats."""
+
+    @property
+    def log_prob(self) -> float:
+        """The sum over all tokens: ln P(target | source), in nats."""
+        return math.fsum(self.log_probs)
+
+
+def encode_pairs(
+    model: EncoderDecoder,
+    vocabulary: Vocabulary,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    truncate: bool = False,
+) -> Pair:
+    """Return the tokens of parallel lines. A blank line consists of `EOS`.
+
+    Raises:
+        UsageError: an argument is a single string, or the numbers of lines differ.
+        DataError: a line is not valid text, or too long for the model while `truncate` is false.
+    """
+    if isinstance(sources, str) or isinstance(targets, str):
+        raise UsageError("the sources and the targets must be lists of lines, not single strings")
+    if len(sources) != len(targets):
+        raise UsageError(f"there are {len(sources)} sources, but {len(targets)} targets")
+    encoded: list[Ragged] = []
+    longest = model.config.max_lengths
+    for side, lines, tokenizer, limit in zip(
+        ("source", "target"), (sources, targets), vocabulary, longest, strict=True
+    ):
+        for number, line in enumerate(lines, start=1):
+            check_text(f"{side} {number}", line)
+        tokens = tokenizer.encode(lines)
+        if truncate and limit is not None:
+            tokens = [x if len(x) <= limit else [*x[: limit - 1], EOS] for x in tokens]
+        encoded.append(Ragged.from_lists(tokens))
+    check_lengths(("the sources", "the targets"), encoded, longest)
+    return encoded[0], encoded[1]
+
+
+def check_lengths(
+    names: Sequence[str], sides: Sequence[Ragged], longest: tuple[int, int | None]
+) -> None:
+    """Raise a DataError for the first line that is too long for the model, on either side."""
+    for name, side, verb, limit in zip(names, sides, ("reads", "writes"), longest, strict=True):
+        for number, length in enumerate(side.lengths.tolist(), start=1):
+            if limit is not None and length > limit:
+                raise DataError(
+                    f"{name}, line {number}: {length} tokens, but the model {verb} at most {limit}"
+                )
+
+
+Program = Callable[[EncoderDecoder, Params, Batch], Array]
+"""A compiled function whose result has one row for each row of the batch."""
+
+
+def run_on_pairs(
+    program: Program, model: EncoderDecoder, params: Params, pairs: Pair
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each pair's index, and its row of the program's result; short pairs come first.
+
+    This function advances the current task (see `progress.task`) by the number of finished pairs.
+
+    Raises:
+        OutOfMemoryError: the device does not have enough memory for a batch.
+    """
+    lengths = np.maximum(*(side.lengths for side in pairs)).tolist()
+    for width, indices in group_by_width([padded_length(length, None) for length in lengths]):
+        sides = (
+            side.pad(np.array(indices), ROWS, width if limit is None else min(width, limit))
+            for side, limit in zip(pairs, model.config.max_lengths, strict=True)
+        )
+        message = f"the device has too little memory for {ROWS} pairs of {width} tokens: "
+        with (
+            memory_errors(message, "use a device with more memory"),
+            standard_settings(model.config.dtype),
+        ):
+            rows = jax.device_get(program(model, params, Batch(*sides)))
+        yield from zip(indices, rows, strict=False)
+        progress.advance(len(indices))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _log_probs(model: EncoderDecoder, params: Params, batch: Batch) -> Float[Array, "B T"]:
+    """Return the log-probability of each target token; those of padding have no meaning."""
+    logits: Any = model.apply({"params": params}, *batch)
+    log_total, _, target_logit = summarize(logits.astype(sum_dtype(logits)), batch.target)
+    return target_logit - log_total
+
+
+def token_log_probs(
+    model: EncoderDecoder, params: Params, pairs: Pair
+) -> list[Float[np.ndarray, " _"]]:
+    """Return the log-probability of each target token in nats, in the order of the pairs."""
+    lengths = pairs[1].lengths
+    found = [np.zeros(0)] * len(lengths)
+    for index, log_probs in run_on_pairs(_log_probs, model, params, pairs):
+        found[index] = log_probs[: lengths[index]]
+    return found
+
+
+def score_pairs(
+    model: EncoderDecoder,
+    params: Params,
+    vocabulary: Vocabulary,
+    sources: Sequence[str],
+    targets: Sequence[str],
+) -> list[PairScore]:
+    """Return the score of each pair of lines, in order. See `encode_pairs` for the errors."""
+    pairs = encode_pairs(model, vocabulary, sources, targets)
+    target = pairs[1]
+    starts = zip(target.offsets[:-1], target.offsets[1:], strict=True)
+    texts = [tuple(vocabulary.target.to_texts(target.flat[i:j].tolist())) for i, j in starts]
+    log_probs = token_log_probs(model, params, pairs)
+    return [PairScore(*values) for values in zip(texts, log_probs, strict=True)]
