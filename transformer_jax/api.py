@@ -172,8 +172,8 @@ def sweep(
             the lowest perplexity on the development set.
         devices: the number of accelerators to use or, on a CPU, the number of concurrent runs.
             Default: as many as possible.
-        group: the number of seeds of a row that train in one program. Default: on accelerators, as
-            many as the memory allows; on a CPU, 1.
+        group: the number of runs, which must differ only in seeds and numbers, that train in one
+            program. Default: on accelerators, as many as the memory allows; on a CPU, 1.
         runs_per_device: the number of processes that share each GPU and divide its memory.
         retry_failed: also retrain the runs that failed.
         quiet: do not print progress.

@@ -1,8 +1,8 @@
 """Compute results in order, in several processes or ahead of time in a thread.
 
 The processes do not import JAX. The processes are new programs instead of forks, so they do not
-inherit threads, and they do not run the caller's main module. If the process that started a process
-ends or is killed, the standard input of the started process is closed, and it exits. The processes
+inherit threads, and they do not run the caller's main module. The processes exit when the process
+that started them ends or is killed, because their standard input is then closed. The processes
 exchange bytes, so none of them executes data.
 """
 

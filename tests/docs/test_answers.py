@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_environment]
 
 @pytest.fixture
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone in which `make demo` has run. Tests must not change it."""
+    """A clone in which `make demo` has run. Tests must not change this clone."""
     return make_once("demo", tmp_path_factory, train_demo)
 
 

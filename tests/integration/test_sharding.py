@@ -91,8 +91,8 @@ def check_distances(distances: dict[str, Any]) -> None:
         # The dropout masks match those on one device, so the parameters match, too.
         assert distance["params"] < 1e-9, name
         # Adam's updates do not depend on the scale of the gradient, so also compare the gradient
-        # norm. The first of eight devices has most of the tokens and the last has none, so
-        # averaging the devices' means would give a different result.
+        # norm. The first of eight devices has most of the tokens and the last device has no tokens,
+        # so averaging the devices' means would give a different result.
         assert max(distance["metrics"]) < 1e-9, name
 
 

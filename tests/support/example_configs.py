@@ -81,7 +81,7 @@ FIELDS: list[tuple[Any, str]] = [
 
 
 def kind_of(section: Any, key: str) -> Any:
-    """Return a field's type. For a part, it is the Literal of this package's names."""
+    """Return a field's type. For a part, the type is a Literal of this package's names."""
     kind, rules = annotations(section)[key]
     names = [rule.own for rule in rules if isinstance(rule, PartName)]
     literal: Any = typing.Literal

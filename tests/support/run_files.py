@@ -126,7 +126,7 @@ def make_finished_sweep(
 
 
 def collect(sweep: Sweep) -> Results:
-    """Collect a sweep's results the way the command line does."""
+    """Collect a sweep's results in the same way as the command line."""
     return collect_results(
         sweep, [read_status(run) for run in sweep.runs], "transformer-jax report"
     )

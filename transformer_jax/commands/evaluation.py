@@ -138,7 +138,9 @@ class Evaluate(RunCommand):
             option = as_option(name)
             if not self.grid:
                 raise UsageError(f"{option} needs --grid")
-            raise UsageError(f"--grid does not combine with {option}; it takes --step and --split")
+            raise UsageError(
+                f"--grid cannot be combined with {option}, only with --step and --split"
+            )
 
     def _run_grid(self) -> None:
         folder = RunFolder.open(Path(self.run_folder))

@@ -131,8 +131,8 @@ class Translate(RunCommand):
         if num_short:
             stderr.print(
                 f"note: {num_short} of {len(lines)} lines have fewer than {self.n_best} "
-                "translations, because the search finished no others; a larger --beam-size or "
-                "--beam-end any finishes more"
+                "translations, because the search finished only these; with a larger --beam-size "
+                "or --beam-end any, the search finishes more"
             )
 
 

@@ -69,7 +69,7 @@ def print_evaluation(evaluation: "Evaluation") -> None:
 
 
 def _describe_digits(counts: Sequence[JsonObject]) -> str:
-    """Return how many numbers with each number of digits are right, or "" for other text."""
+    """Format the counts of correct numbers by number of digits; return "" for other text."""
     parts = (f"{count['digits']}: {count['right']} of {count['numbers']}" for count in counts)
     return f"\n  by digits   {', '.join(parts)}" if counts else ""
 
@@ -127,8 +127,8 @@ def print_comparison(comparisons: Sequence["MetricComparison"], run: str, baseli
         )
     show_table(table)
     stdout.print(
-        f"p: the probability that a run that is as good as the baseline, {baseline}, differs from\n"
-        "it by this much because of the choice of sentences alone; below 0.05 is significant.\n"
+        f"p: the probability that a run as good as the baseline, {baseline}, differs from it by\n"
+        "this much only because of the choice of sentences; a p below 0.05 is significant.\n"
         "In parentheses: mean and 95% interval over resampled sets (paired bootstrap)."
     )
     for c in comparisons:

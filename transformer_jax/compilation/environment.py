@@ -14,7 +14,7 @@ VARIABLES = {
     # JAX's compilation cache cannot load programs for devices that this machine does not have.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     # Hide XLA's warning about compilations that take more than two minutes. JAX raises XLA's errors
-    # as exceptions anyway.
+    # as exceptions, so they remain visible.
     "TF_CPP_MIN_LOG_LEVEL": "3",
     # By default, libtpu allows only one process at a time and queries the cloud's metadata server.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",

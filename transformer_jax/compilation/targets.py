@@ -173,7 +173,7 @@ def _gpu_hosts(kind: str, shape: tuple[int, ...], text: str) -> Target:
         [count] = shape
         if count > GPUS_PER_HOST and count % GPUS_PER_HOST:
             raise UsageError(
-                f"{text} does not divide into hosts with {GPUS_PER_HOST} GPUs; name the hosts: "
+                f"{text} cannot be divided into hosts with {GPUS_PER_HOST} GPUs; name the hosts: "
                 f"{kind}:HOSTSxGPUS"
             )
         hosts = -(-count // GPUS_PER_HOST)

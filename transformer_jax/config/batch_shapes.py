@@ -18,7 +18,7 @@ from transformer_jax.config.sections import (
 MIN_BATCH_SHAPES = 2
 # One more shape takes about 20 s to compile, but about eight shapes are compiled concurrently.
 SECONDS_PER_SHAPE = 2.5
-# The kernels of a small model's step take this long to start: 4.4 ms for the Multi30k recipe.
+# Starting the kernels of a step takes at least this long, such as 4.4 ms for the Multi30k recipe.
 MIN_STEP_SECONDS = 4e-3
 # The base model's step computes 9.4 TFLOP in 41.9 ms, excluding the time above.
 FLOPS_PER_SECOND = 250e12

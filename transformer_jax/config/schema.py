@@ -1,7 +1,7 @@
 """The schema of an experiment's config. The defaults describe the paper's base model.
 
 An ablation, such as a row of Table 3, specifies only its differences from the defaults. Stored
-configs are JSON, so loading one never executes code.
+configs are JSON, so loading a stored config never executes code.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ class Config:
         }
 
     def with_batch_shapes(self, shapes: int | None = None) -> Self:
-        """Return a copy with `data.max_batch_shapes`. If unset, use `shapes` or choose a number."""
+        """Return a copy with `shapes` or a chosen number, unless `data.max_batch_shapes` is set."""
         if self.data.max_batch_shapes is not None:
             return self
         shapes = shapes or choose_num_shapes(self.model, self.data, self.train)

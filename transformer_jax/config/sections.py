@@ -86,9 +86,9 @@ class ModelConfig(ConfigSection):
     num_kv_heads: Annotated[int | None, between(1, 1_000_000), used_by("transformer")] = None
     """Number of heads of keys and values. Default: model.num_heads. With fewer
     heads, groups of consecutive query heads share keys and values, which makes
-    decoding caches smaller and differs from the paper. 1 is multi-query
-    attention (Shazeer), and other values are grouped-query attention (Ainslie
-    et al.)."""
+    decoding caches smaller and differs from the paper. A value of 1 is
+    multi-query attention (Shazeer), and other values are grouped-query
+    attention (Ainslie et al.)."""
     query_key_norm: Annotated[bool, used_by("transformer")] = False
     """Divide each query and key by its root mean square, and multiply it by a
     learned vector that all heads share. Differs from the paper. Henry et al.
@@ -375,9 +375,9 @@ class DataConfig(ConfigSection):
     ] = "auto"
     """How sacreBLEU splits text into words. `none` is for text that is already
     tokenized. `auto` is `none` for `trees` and `char` for `number_words` (where a
-    target is often a single word). For other text, `auto` depends on the
-    references: `zh` for Chinese, `char` for other scripts without spaces, such
-    as Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
+    target is often a single word). For other text, the references determine
+    `auto`: `zh` for Chinese, `char` for other scripts without spaces, such as
+    Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
     sacrebleu[ja] and sacrebleu[ko]."""
     max_length: Annotated[int, COUNT] = 256
     """Maximum number of tokens in a source or target, including the

@@ -28,8 +28,8 @@ def choose_bucket_sizes(
 
     `lengths` contains the length of each source and target, int[pairs, 2]. The greedy search stops
     at `max_buckets` buckets, or when the fraction of positions that contain tokens reaches
-    `target_density`. Beyond that, another bucket would require a compilation but save little
-    padding.
+    `target_density`. Beyond these limits, another bucket would require a compilation but save
+    little padding.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density, max_buckets)

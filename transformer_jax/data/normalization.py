@@ -16,8 +16,8 @@ Normalization = Literal["none", "spaces", "nfc", "nfkc"]
 SPACES = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# The soft hyphen, the zero-width space, two direction marks, the word joiner, and the byte-order
-# mark.
+# These characters are the soft hyphen, the zero-width space, two direction marks, the word joiner,
+# and the byte-order mark.
 INVISIBLE = "\xad\u200b\u200e\u200f\u2060\ufeff"
 # The last code point to which Unicode 3.2 assigns a decomposition is below this limit.
 END_OF_DECOMPOSITIONS = 0x30000

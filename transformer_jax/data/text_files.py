@@ -187,7 +187,7 @@ def is_too_long(line: str) -> bool:
 
 
 def _check_regular_file(path: Path) -> Path:
-    """Return the path. Raise a DataError unless it is a regular file, because a pipe can block."""
+    """Return the path. Raise a DataError unless the file is regular, because pipes can block."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:

@@ -57,10 +57,10 @@ class Evaluation(NamedTuple):
     result: JsonObject
     """The evaluation as JSON data. The data contains the perplexity, the fields of `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
-    produced the translations. For splits of `number_words`, `by_digits` states how many numbers
-    with each number of digits are correct. If the task is not translation, `task` contains the
-    task's scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity,
-    the fields of `Scores`, and `task`."""
+    produced the translations. For splits of `number_words`, `by_digits` contains the counts of
+    correct numbers by number of digits. If the task is not translation, `task` contains the task's
+    scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the
+    fields of `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -282,7 +282,7 @@ def score_by_length(
 def score_by_digits(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> list[JsonObject]:
-    """Return how many numbers with each number of digits are translated exactly."""
+    """Count the numbers that are translated exactly, grouped by their number of digits."""
     is_right: dict[int, list[bool]] = {}
     for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True):
         sides = (line.split(SEPARATOR) for line in (source, reference))

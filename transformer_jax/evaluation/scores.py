@@ -19,8 +19,8 @@ HAN = re.compile(
     "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 KANA = re.compile("[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]")
-# Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Lanna, Tai Viet, Balinese, Javanese,
-# and Yi.
+# The other scripts are Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Lanna, Tai Viet,
+# Balinese, Javanese, and Yi.
 OTHERS = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"
     "\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf]"
@@ -31,7 +31,7 @@ MIN_KANA = 0.05
 LIBRARIES = {"ja-mecab": "MeCab", "ko-mecab": "mecab_ko"}
 # BLEU counts n-grams of up to this many words.
 MAX_ORDER = 4
-# BLEU is unreliable if fewer than this fraction of references have at least `MAX_ORDER` words.
+# If less than this fraction of references have `MAX_ORDER` or more words, BLEU is not informative.
 MIN_LONG_REFERENCES = 0.1
 
 
@@ -81,7 +81,7 @@ def choose_tokenizer(name: str, references: Sequence[str]) -> str:
 
 
 def check_tokenizer(name: str, references: Sequence[str]) -> None:
-    """Check that BLEU can be computed, and issue a note if it will be unreliable.
+    """Check that BLEU can be computed, and issue a note if it will not be very informative.
 
     Raises:
         UsageError: the tokenizer needs a library that is not installed.
@@ -93,7 +93,7 @@ def check_tokenizer(name: str, references: Sequence[str]) -> None:
     if tokenizer in ("13a", "intl", "none") and sum(is_long) < MIN_LONG_REFERENCES * len(is_long):
         note(
             f"only {sum(is_long):,} of {len(is_long):,} references have {MAX_ORDER} or more words, "
-            "so BLEU is unreliable: data.bleu_tokenizer can split them into characters (char)"
+            "so BLEU is not very informative: data.bleu_tokenizer char splits them into characters"
         )
 
 

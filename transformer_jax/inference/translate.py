@@ -120,7 +120,8 @@ class Translator:
     def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
         """Check the arguments of `translate`, and note text that the vocabulary lacks.
 
-        Raises a UsageError unless `num_best` is from 1 to the beam size, or an error of `encode`.
+        Raises a UsageError unless `num_best` is from 1 to the beam size. Also raises the errors of
+        `encode`.
         """
         if num_best < 1:
             raise UsageError(f"the number of translations must be positive, got {num_best}")

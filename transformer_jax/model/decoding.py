@@ -54,7 +54,7 @@ class CacheView(NamedTuple):
         num_sentences, num_hypotheses, length = ancestors.shape
         is_written = jnp.arange(length)[None, None, :, None] <= position
         # The mask has the shape [B, J, L, J]. For each token of each hypothesis in each sentence,
-        # it is True at the beam slot that read the token.
+        # the mask is True at the beam slot that read the token.
         mask = jax.nn.one_hot(ancestors, num_hypotheses, dtype=bool) & is_written
         mask = mask.reshape(num_sentences, 1, num_hypotheses, -1)
         queries = jnp.full(num_hypotheses, position)

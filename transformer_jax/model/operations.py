@@ -120,9 +120,9 @@ class Summary(NamedTuple):
 def summarize(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Summary:
     """Reduce the logits of each position, which have at least 32 bits, to three numbers.
 
-    On a GPU, this takes as long as reading the logits. Separate reductions would read them four
-    times, and the gradient of a gather would need another array as large as the logits. On a CPU,
-    a gather is faster.
+    On a GPU, this function takes only as long as reading the logits. Separate reductions would read
+    the logits four times, and the gradient of a gather would need another array as large as the
+    logits. On a CPU, a gather is faster.
     """
     if target_platform() == "gpu":
         return _summarize_in_one_pass(logits, target)

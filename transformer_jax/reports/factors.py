@@ -95,7 +95,7 @@ def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> 
     """Return the weights of the row means in each contrast, by kind and name."""
     names = [field.partition(".")[2] for field in factors]
     columns = [np.array([cell[k] for cell in cells], object) for k in range(len(factors))]
-    # For each field, the contrasts between each other value and the first one.
+    # For each field, list the contrasts between each later value and the first value.
     steps = [
         {
             f"{name} {level} - {levels[0]}": (column == level) * 1.0 - (column == levels[0])

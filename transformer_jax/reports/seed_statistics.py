@@ -218,7 +218,7 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 def sign_agreement(
     differences: Sequence[tuple[float, float]], margin: float
 ) -> tuple[int, int, float]:
-    """Compare the signs of differences from the first row: ours and the paper's, for each row.
+    """Compare the signs of our differences from the first row with the signs of the paper's.
 
     Returns:
         The number of equal signs, the number of rows whose difference in the paper exceeds the

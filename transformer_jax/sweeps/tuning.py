@@ -18,7 +18,7 @@ from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.sweeps.plan import Sweep, Tuning, check_row_name
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 
-# The first trial seed, minus the first seed of a sweep.
+# The difference between the first trial seed and the first seed of a sweep.
 SEED_OFFSET = 10_000
 
 

@@ -2,7 +2,7 @@
 
 A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. Several
 runs can share the GPU and the compiled programs (see `jax.vmap`). Each run has a slot, its index on
-the first axis. Apart from rounding, its results are the same as if it trained alone.
+the first axis. Apart from rounding, each run has the same results as if it trained alone.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class JointStep(TrainStep):
     """
 
     steps: tuple[TrainStep, ...] = field(compare=False)
-    """The step of each run. The program depends only on the first one's model and config."""
+    """The step of each run. The program depends only on the model and config of the first step."""
     numbers: Numbers | None = None
 
     @classmethod

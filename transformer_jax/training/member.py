@@ -108,7 +108,7 @@ class Member:
             if self._is_alone:
                 raise
             self.has_ended = True
-            # The first error is more informative than an error while closing.
+            # The first error is more informative than an error that occurs during closing.
             with contextlib.suppress(TransformerJaxError):
                 self.__exit__(type(error), error, error.__traceback__)
             self._on_end(error)

@@ -31,7 +31,7 @@ class Meter:
 
         `pending` contains the `pending_metrics` of an interrupted process, which the next report
         includes. `pending_flops` is the number of FLOPs in the pending steps, and `last` contains
-        the metrics of the last of them, if a report without further steps may follow.
+        the metrics of the last pending step, if a report may follow without further steps.
         """
         self._peak, self._last = peak, last
         self._reset(pending, pending_flops)

@@ -54,7 +54,7 @@ def muon(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformat
     """Return Muon for the matrices, and Adam for all other parameters (Jordan et al. 2024).
 
     Updates of matrices have a root mean square of 0.2 times the learning rate (Liu et al. 2025), so
-    that the same learning rate is suitable for both.
+    that the same learning rate suits all parameters.
     """
     matrices = optax.contrib.muon(
         rate,

@@ -121,7 +121,8 @@ class TrainStep:
     ) -> tuple[TrainState, StepMetrics]:
         """Update the state with the gradient of a whole batch.
 
-        `compute` distributes `compute_gradients` over devices. By default, one device computes it.
+        `compute` distributes `compute_gradients` over devices. By default, a single device computes
+        the gradient.
         """
         sums = compute(self, state, batch) if compute else self.compute_gradients(state, batch)
         return self.apply_gradients(state, sums)

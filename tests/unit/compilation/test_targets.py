@@ -47,7 +47,7 @@ def test_a_target_names_a_number_of_devices_and_hosts(
         ("v5e:3x5", "a v5e slice consists of hosts with 2x2 chips, got 'v5e:3x5'"),
         ("v5e:0x4", "a target is KIND or KIND:SHAPE, such as v5e:2x4, got 'v5e:0x4'"),
         ("h100:", "a target is KIND or KIND:SHAPE, such as h100:8, got 'h100:'"),
-        ("h100:12", "h100:12 does not divide into hosts with 8 GPUs; name the hosts"),
+        ("h100:12", "h100:12 cannot be divided into hosts with 8 GPUs; name the hosts"),
         ("h100:1x2x8", "GPUs are h100:GPUS or h100:HOSTSxGPUS"),
         ("h100:99999x99999", "a target has at most 65,536 devices"),
     ],

@@ -129,9 +129,9 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
     ("options", "message"),
     [
         (["--alphas", "0.6"], "--alphas needs --grid"),
-        (["--grid", "--beam-size", "4"], "--grid does not combine with --beam-size"),
-        (["--grid", "--alpha", "0"], "--grid does not combine with --alpha"),
-        (["--grid", "--on", "a", "b"], "--grid does not combine with --on"),
+        (["--grid", "--beam-size", "4"], "--grid cannot be combined with --beam-size"),
+        (["--grid", "--alpha", "0"], "--grid cannot be combined with --alpha"),
+        (["--grid", "--on", "a", "b"], "--grid cannot be combined with --on"),
         (["--grid", "--averages", "2", "3"], "only 2 that can be averaged; pass --averages 2"),
         (["--grid", "--averages", "0"], "must be positive, got 0"),
         (["--grid", "--beam-sizes", "0"], "decode.beam_size must be from 1 to 1000"),

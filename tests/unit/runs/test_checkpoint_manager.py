@@ -305,7 +305,8 @@ def test_the_previous_checkpoint_stays_until_the_next_one_is_complete(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A one-megabyte file system. Tests are skipped if they lack permission to mount it."""
+    """A one-megabyte file system. Tests are skipped if they lack permission to mount a file
+    system."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]

@@ -170,7 +170,7 @@ def test_dropout_is_a_function_of_seed_and_step() -> None:
 
 def test_each_micro_batch_draws_its_own_dropout_masks() -> None:
     def losses(config: Config) -> list[float]:
-        """Return the loss of one row, in the first and in the second of two micro-batches."""
+        """Return the loss of a row in the first micro-batch, and of the same row in the second."""
         step = compile_step(config.change(train={"gradient_accumulation_steps": 2}))
         row = Batch(*(side[:1] for side in BATCH))
         pairs = (Batch(*(jnp.pad(side, ((i, 1 - i), (0, 0))) for side in row)) for i in (0, 1))
