@@ -1,24 +1,22 @@
 """The HTML summary that a notebook shows for a run: its config, scores, and training history.
 
-The summary inherits the page's colors, so it is readable in both light and dark mode.
+The text inherits the page's colors, so it is readable in both light and dark mode.
 """
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 
 from transformer_jax.config import Config
+from transformer_jax.errors import UsageError
 from transformer_jax.inference.history import (
     SCORE_NAMES,
-    metric_by_step,
     metrics_table,
+    plot_metrics,
     stored_evaluations,
 )
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.text import printable
 
-# The metrics that the summary plots, with their number formats.
-CURVES = {"train/loss": ".3f", "dev/perplexity": ".3f", "dev/bleu": ".1f"}
 FORMATS: Mapping[str, str] = {"perplexity": ".3f", "bleu": ".2f", "chrf": ".2f", "alpha": "g"}
 MAX_EVALUATIONS = 12
 CELL = "padding:.15em .8em .15em 0;text-align:left;vertical-align:top;white-space:nowrap"
@@ -79,42 +77,8 @@ def _scores(folder: RunFolder) -> str:
 
 
 def _history(folder: RunFolder) -> str:
-    table = metrics_table(folder)
-    panels: list[str] = []
-    for name, spec in CURVES.items():
-        values = metric_by_step(table, name)
-        if curve := inline_curve(list(values), list(values.values())):
-            step, last = max(values.items())
-            title = f"{name} {last:{spec}} at step {step:,}"
-            label = f'<figcaption style="font-size:smaller">{title}</figcaption>'
-            panels.append(f'<figure style="margin:.3em 1em .3em 0">{curve}{label}</figure>')
-    if not panels:
+    try:
+        picture = plot_metrics({folder.path.name: [metrics_table(folder)]})
+    except UsageError:
         return "<p>no metrics</p>"
-    return f'<div style="display:flex;flex-wrap:wrap">{"".join(panels)}</div>'
-
-
-def inline_curve(
-    x: Sequence[float], y: Sequence[float], *, width: int = 240, height: int = 60
-) -> str:
-    """Return a curve as inline SVG for HTML, or "" if there are fewer than two distinct x values.
-
-    The curve has the same color as the surrounding text. The axes are linear and extend from the
-    lowest to the highest value. Points with non-finite coordinates are omitted.
-    """
-    points = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    if len({a for a, _ in points}) < 2:
-        return ""
-    margin = 4
-    x_low, x_high = (f(a for a, _ in points) for f in (min, max))
-    y_low, y_high = (f(b for _, b in points) for f in (min, max))
-    x_scale = (width - 2 * margin) / (x_high - x_low)
-    y_scale = (height - 2 * margin) / ((y_high - y_low) or 1.0)
-    coordinates = " ".join(
-        f"{margin + (a - x_low) * x_scale:.1f},{height - margin - (b - y_low) * y_scale:.1f}"
-        for a, b in points
-    )
-    return (
-        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">'
-        f'<polyline points="{coordinates}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-        "</svg>"
-    )
+    return f'<div style="overflow-x:auto">{picture.svg[picture.svg.index("<svg") :]}</div>'
