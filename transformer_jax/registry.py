@@ -34,11 +34,9 @@ class Part:
 
     value: Any
     is_foreign: bool
-    """Whether the part is registered outside this package."""
     file: Path | None
     """The file that registered the part, or None if it was registered in a notebook or terminal."""
     line: int = 0
-    """The line of the registration in this file or cell."""
     module_code: CodeType | None = None
     """The code at the top level of this file, or None if that code is not running. Each import of
     the file has its own code object."""

@@ -39,7 +39,6 @@ class Comparison:
     """The runs in each group, keyed by the group's label. Runs in a group differ only in their
     seed."""
     metrics: dict[Path, MetricsTable]
-    """The metrics of each run, keyed by the run's path."""
 
     def __repr__(self) -> str:
         labels = ", ".join(f"{printable(k)}: {len(runs)}" for k, runs in self.groups.items())

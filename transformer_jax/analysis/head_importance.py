@@ -44,7 +44,6 @@ class Head(NamedTuple):
     """An attention head. Layers and heads are numbered from 0."""
 
     kind: str
-    """The kind of attention: one of `KINDS`."""
     layer: int
     head: int
 

@@ -39,7 +39,6 @@ class MetricComparison:
     p: float
     """The probability of a difference at least this large if the runs are equally good."""
     signature: str
-    """The sacreBLEU signature for the metric and the test."""
 
 
 def check_comparable(run: Run, baseline: Run, split: Split) -> None:

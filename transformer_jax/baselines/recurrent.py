@@ -48,7 +48,6 @@ class DecoderState(NamedTuple):
     """The decoder's state for each hypothesis: arrays of shape [B, J, ...]."""
 
     cells: tuple[CellState, ...]
-    """The recurrent state of each layer."""
     output: Float[Array, "B J D"]
     """The decoder's previous output, for input feeding."""
 

@@ -42,7 +42,6 @@ class Check:
     target: Target
     parallelism: str
     shapes: str
-    """A description of where the batch shapes come from."""
     programs: tuple[StepProgram, ...]
     """One program for each compiled batch shape. `find_batch` stores only the program for the
     largest batch that fits, or no program if no batch fits."""

@@ -52,7 +52,6 @@ class CheckpointTimer:
     """
 
     MIN_SECONDS = 5.0
-    """The minimum time between two checkpoints."""
 
     def __init__(self, max_minutes: float) -> None:
         """Set the maximum time between two checkpoints, in minutes."""

@@ -43,7 +43,6 @@ class Heartbeats:
     phase: str = "starting"
     """The current phase, or "" while the trainer is running steps."""
     silence: float = 0.0
-    """The time since the last heartbeat."""
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """The most recent intervals between heartbeats that reported steps. Older intervals are
     discarded, so old stalls do not affect the timeout."""

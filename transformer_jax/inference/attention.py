@@ -56,11 +56,8 @@ class Attention:
     target_tokens: tuple[str, ...]
     """The tokens that the decoder predicts, ending in `<EOS>`."""
     source: str
-    """The source sentence as text."""
     target: str
-    """The target sentence as text."""
     decoder_start: str = "<BOS>"
-    """The first token that the decoder reads."""
 
     def __repr__(self) -> str:
         layers, heads, *lengths = self.cross.shape

@@ -112,9 +112,7 @@ class Summary(NamedTuple):
     log_total: Float[Array, "B T"]
     """The logarithm of the sum of the exponentials of the logits."""
     total: Float[Array, "B T"]
-    """The sum of the logits."""
     target: Float[Array, "B T"]
-    """The logit of the target token."""
 
 
 def summarize(logits: Float[Array, "B T N"], target: Int[Array, "B T"]) -> Summary:

@@ -103,9 +103,7 @@ class Results:
     signature: str
     """The sacreBLEU signature of the test BLEU comparisons, or "" if there are none."""
     command: str
-    """The command that writes this report."""
     trials: Sequence[RunStatus] = ()
-    """The statuses of the trials of a tuned sweep."""
     split: ScoredSplit | None = None
     """The only set to analyze, or None for all sets that have scores."""
 

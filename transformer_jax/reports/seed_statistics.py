@@ -62,7 +62,6 @@ class Analysis:
 
     base: str
     comparisons: Mapping[str, RowComparison]
-    """The comparison of each later row with the first row, keyed by the later row's name."""
     wide: Mapping[str, float]
     """The rows whose scores vary much more across seeds than those of the other rows. Each value is
     the ratio of the row's standard deviation to the typical standard deviation. Wide rows are not

@@ -57,7 +57,6 @@ class StoredScores(NamedTuple):
 
     row: str
     signatures: dict[str, str]
-    """The sacreBLEU signature of each metric."""
 
 
 ARCHITECTURES = {

@@ -22,11 +22,8 @@ from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.optional import import_optional
 
 Arrays = dict[str, np.ndarray]
-"""Arrays, keyed by flat parameter name."""
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes, keyed by flat parameter name."""
 Metadata = Mapping[str, str]
-"""The metadata of a safetensors file."""
 
 
 def flatten_params(params: Params) -> Arrays:

@@ -22,11 +22,9 @@ class AttentionMap:
     """The name of this kind of attention, such as "cross-attention"."""
     weights: Float[np.ndarray, "layer head Q K"]
     queries: tuple[str, ...]
-    """The token at each query position."""
     query_label: str
     """A description of the query tokens, for example "predicted token"."""
     keys: tuple[str, ...]
-    """The token at each key position."""
     key_label: str
     """A description of the key tokens, for example "source token"."""
 
@@ -52,7 +50,6 @@ class AttentionMap:
 
 
 AttentionMaps = Mapping[str, AttentionMap]
-"""Attention weights, keyed by `Kind`."""
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
