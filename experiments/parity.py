@@ -56,19 +56,22 @@ def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[
     other = without_padding(run)
     unpadded = ours if other is run else translate_once(other, lines)
 
-    def compare(translate: Translate, system: System) -> Compare:
-        return lambda beam_size: compare_searches(
-            system, lines, translate(beam_size), beam_size=beam_size, alpha=ALPHA, scorer=exact
-        )
+    def compare(translate: Translate, system: System, option: str) -> Compare:
+        def compare_for(beam_size: int) -> SearchComparison:
+            system.options |= {option: beam_size, "length_penalty": ALPHA}
+            return compare_searches(system, lines, translate(beam_size), alpha=ALPHA, scorer=exact)
+
+        return compare_for
 
     for quantization in ("float32", "int8"):
         for patience in PATIENCES:
-            system = CTranslate2System(folder / quantization, quantization, patience=patience)
+            system = CTranslate2System(folder / quantization, quantization)
+            system.options["patience"] = patience
             yield (
                 f"ctranslate2 {quantization}, patience {patience}",
-                compare(unpadded, system),
+                compare(unpadded, system, "beam_size"),
             )
-    yield "marian, float32", compare(ours, MarianSystem(folder / "marian"))
+    yield "marian, float32", compare(ours, MarianSystem(folder / "marian"), "num_beams")
     again = translate_once(read_safetensors(folder / "safetensors"), lines)
     yield (
         "safetensors, float32",
@@ -78,8 +81,9 @@ def compare_exports(run: Run, lines: list[str], folder: Path) -> Iterator[tuple[
 
 def translate_once(run: Run, lines: list[str]) -> Translate:
     """Return a function that translates the lines only once for each beam size."""
+    penalty = {"length_penalty": "power", "length_penalty_alpha": ALPHA}
     return functools.cache(
-        lambda beam_size: find_translations(run, lines, beam_size=beam_size, alpha=ALPHA)
+        lambda beam_size: find_translations(run, lines, beam_size=beam_size, **penalty)
     )
 
 

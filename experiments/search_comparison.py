@@ -50,14 +50,13 @@ def compare_searches(
     lines: Sequence[str],
     ours: Sequence[Translation],
     *,
-    beam_size: int = 1,
     alpha: float = 1.0,
     scorer: System | None = None,
 ) -> SearchComparison:
     """Translate lines with an exported model, and compare the translations with ours.
 
-    `ours` is the result of `find_translations` for the same lines, beam size, and alpha. Both
-    programs use the length penalty length^alpha and the same length limit for each translation. A
+    `ours` is the result of `find_translations` for the same lines. In both programs, the search
+    must have the same beam size and the length penalty length^alpha (see `System.options`). A
     score is a log-probability divided by length^alpha, where the length includes the
     end-of-sentence token. `scorer`, which defaults to `system`, computes the log-probabilities of
     both programs' translations.
@@ -65,7 +64,7 @@ def compare_searches(
     scorer = scorer or system
     differences = []
     for line, our in zip(lines, ours, strict=True):
-        theirs = system.translate(line, our.max_tokens, beam_size=beam_size, alpha=alpha)
+        theirs = system.translate(line, our.max_tokens)
         if theirs != our.tokens:
             our_score, their_score = (
                 scorer.score(line, tokens) / (len(tokens) + 1) ** alpha

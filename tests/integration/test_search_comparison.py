@@ -18,11 +18,9 @@ class ScriptedSystem:
         scores: dict[tuple[str, ...], float],
     ) -> None:
         self.ours, self.changed, self.scores = ours, changed, scores
+        self.options = dict[str, float]()
 
-    def translate(
-        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
-    ) -> list[str]:
-        assert (beam_size, alpha) == (2, 0.5)
+    def translate(self, line: str, max_tokens: int) -> list[str]:
         assert max_tokens == self.ours[line].max_tokens
         return self.changed.get(line, self.ours[line].tokens)
 
@@ -34,7 +32,8 @@ class ScriptedSystem:
 def test_differences_are_counted_by_the_score_of_the_same_formula(tmp_path: Path) -> None:
     run = load(write_untrained_run(tmp_path / "run", steps=(4,), scale=3).path)
     lines = sample_lines(run, 5)
-    ours = dict(zip(lines, find_translations(run, lines, beam_size=2, alpha=0.5), strict=True))
+    search = {"beam_size": 2, "length_penalty": "power", "length_penalty_alpha": 0.5}
+    ours = dict(zip(lines, find_translations(run, lines, **search), strict=True))
     length = len(ours[lines[2]].tokens) + 1
     # Three tokens and the end-of-sentence token have a length penalty of 4^0.5 = 2.
     better, worse, tied = ["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]
@@ -45,7 +44,7 @@ def test_differences_are_counted_by_the_score_of_the_same_formula(tmp_path: Path
     }
     changed = {lines[1]: better, lines[2]: worse, lines[4]: tied}
     system = ScriptedSystem(ours, changed, scores)
-    found = compare_searches(system, lines, list(ours.values()), beam_size=2, alpha=0.5)
+    found = compare_searches(system, lines, list(ours.values()), alpha=0.5)
     assert (found.lines, found.equal) == (5, 2)
     assert (found.ours_higher, found.theirs_higher) == (1, 1)
     assert [difference.line for difference in found.differences] == [lines[1], lines[2], lines[4]]

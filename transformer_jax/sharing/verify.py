@@ -19,7 +19,7 @@ import sentencepiece
 from transformer_jax.baselines.build import build_model
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.errors import TransformerJaxError
-from transformer_jax.inference.trained_run import Run
+from transformer_jax.inference.trained_run import Option, Run
 from transformer_jax.inference.translate import Translator
 from transformer_jax.optional import import_optional
 from transformer_jax.special_tokens import EOS, UNKNOWN
@@ -39,13 +39,11 @@ MAX_SCORE_DIFFERENCE = 0.05
 class System(Protocol):
     """An exported model, loaded in the program that it was exported for."""
 
-    def translate(
-        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
-    ) -> list[str]:
-        """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token.
+    options: dict[str, float]
+    """Arguments of the program's search, which is greedy by default."""
 
-        By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
-        """
+    def translate(self, line: str, max_tokens: int) -> list[str]:
+        """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token."""
 
     def score(self, line: str, tokens: Sequence[str]) -> float:
         """Return the log-probability of a translation, including the end-of-sentence token."""
@@ -136,22 +134,12 @@ def _select_lines(run: Run, lines: Sequence[str]) -> list[str]:
     return [line for line, tokens in encoded if 1 < len(tokens) <= longest]
 
 
-def find_translations(
-    run: Run, lines: Sequence[str], *, beam_size: int = 1, alpha: float = 1.0
-) -> list[Translation]:
-    """Translate non-blank lines with this package, using float32.
-
-    By default, the search is greedy. A beam search divides log-probabilities by length^alpha.
-    """
+def find_translations(run: Run, lines: Sequence[str], **decode: Option) -> list[Translation]:
+    """Translate non-blank lines with this package, using float32 and, by default, greedy search."""
     config = replace(run.config.model, dtype="float32", attention_implementation="full")
     model = build_model(config, **run.vocabulary.sizes)
-    decode = replace(
-        run.config.decode,
-        beam_size=beam_size,
-        length_penalty="power",
-        length_penalty_alpha=alpha,
-    )
-    translator = Translator(model, run.vocabulary, decode)
+    search = replace(replace(run.config.decode, beam_size=1), **decode)
+    translator = Translator(model, run.vocabulary, search)
     sources = translator.encode(lines)
     texts = run.vocabulary.target.token_texts
     translations: dict[int, Translation] = {}
@@ -172,12 +160,10 @@ class CTranslate2System:
     A line must not begin with a language code, because SentencePiece would split the code.
     """
 
-    def __init__(self, folder: Path, quantization: str = "float32", *, patience: float = 1) -> None:
-        """Load the model; raise a UsageError if CTranslate2 is not installed.
-
-        A beam search ends when it has finished `beam_size * patience` hypotheses.
-        """
-        self._patience = patience
+    def __init__(self, folder: Path, quantization: str = "float32") -> None:
+        """Load the model; raise a UsageError if CTranslate2 is not installed."""
+        # The search is greedy. By default, CTranslate2 never returns an empty translation.
+        self.options: dict[str, float] = {"beam_size": 1, "min_decoding_length": 0}
         self._tokenizer = sentencepiece.SentencePieceProcessor(str(folder / "source.spm"))
         # Not every CPU supports bfloat16.
         compute_type = "int8" if quantization == "int8" else "float32"
@@ -185,19 +171,11 @@ class CTranslate2System:
             str(folder), compute_type=compute_type, intra_threads=1
         )
 
-    def translate(
-        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
-    ) -> list[str]:
+    def translate(self, line: str, max_tokens: int) -> list[str]:
         """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token."""
         source = [self._tokenizer.encode(line, out_type=str)]
         [result] = self._translator.translate_batch(
-            source,
-            beam_size=beam_size,
-            length_penalty=alpha,
-            patience=self._patience,
-            max_decoding_length=max_tokens,
-            # By default, CTranslate2 never returns an empty translation.
-            min_decoding_length=0,
+            source, max_decoding_length=max_tokens, **self.options
         )
         return list(result.hypotheses[0])
 
@@ -213,6 +191,7 @@ class MarianSystem:
 
     def __init__(self, folder: Path) -> None:
         """Load the model; raise a UsageError if PyTorch or the transformers library is missing."""
+        self.options: dict[str, float] = {"num_beams": 1}
         self._torch = import_optional("torch")
         transformers = import_optional("transformers")
         transformers.utils.logging.disable_progress_bar()
@@ -223,16 +202,11 @@ class MarianSystem:
         config = self._model.config
         self._begin, self._end = config.decoder_start_token_id, config.eos_token_id
 
-    def translate(
-        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
-    ) -> list[str]:
+    def translate(self, line: str, max_tokens: int) -> list[str]:
         """Return a translation of up to `max_tokens` tokens, without the end-of-sentence token."""
         source = self._tokenizer(line, return_tensors="pt")
         # Two additional tokens mark the beginning and end of the sentence.
-        options: dict[str, int | float] = {"num_beams": beam_size, "max_length": max_tokens + 2}
-        if beam_size > 1:
-            options["length_penalty"] = alpha
-        [tokens] = self._model.generate(**source, **options)
+        [tokens] = self._model.generate(**source, max_length=max_tokens + 2, **self.options)
         tokens = tokens.tolist()[1:]
         return list(self._tokenizer.convert_ids_to_tokens(tokens[: tokens.index(self._end)]))
 

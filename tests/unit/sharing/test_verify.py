@@ -24,11 +24,9 @@ class WrongSystem:
     def __init__(self, run: Run, lines: Sequence[str], wrong: str, shift: float = 0.5) -> None:
         self.ours = dict(zip(lines, find_translations(run, lines), strict=True))
         self.wrong, self.shift = wrong, shift
+        self.options = dict[str, float]()
 
-    def translate(
-        self, line: str, max_tokens: int, *, beam_size: int = 1, alpha: float = 1.0
-    ) -> list[str]:
-        assert (beam_size, alpha) == (1, 1.0)
+    def translate(self, line: str, max_tokens: int) -> list[str]:
         assert max_tokens == self.ours[line].max_tokens
         tokens = self.ours[line].tokens
         return [*tokens[:-1], "x"] if line == self.wrong else tokens
