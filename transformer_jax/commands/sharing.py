@@ -155,13 +155,13 @@ class Import(PathCommand):
         out = self.out or Path(f"{self.source.resolve().name}-run")
         check_available(out)
         from transformer_jax.runs.versions import current_versions
-        from transformer_jax.sharing.marian_import import is_marian, read_marian
+        from transformer_jax.sharing.marian_import import read_marian
         from transformer_jax.sharing.packaging import package_run, read_safetensors
 
-        if is_marian(self.source):
-            run, versions = read_marian(self.source), current_versions()
-        else:
+        if (self.source / "run.json").exists():
             run, versions = read_safetensors(self.source), None
+        else:
+            run, versions = read_marian(self.source), current_versions()
         # Another program may have computed the scores in the imported folder, so the model card
         # omits them.
         folder = package_run(run, out, versions=versions, scores=())

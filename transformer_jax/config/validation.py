@@ -174,15 +174,10 @@ class ConfigSection:
             raise ConfigError.from_field(f"{self.name}.{key}", rule, getattr(self, key))
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most similar to `name`, or None if no name is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar known name, or "" if no name is similar."""
-    match = closest(name, known)
-    return "" if match is None else f"; did you mean {match!r}?"
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def field_names(cls: type) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 
 from transformer_jax.reports.results import MARGINS, PaperScore, Results, ScoredSplit
-from transformer_jax.reports.seed_statistics import Interval, RowComparison, Verdict
+from transformer_jax.reports.seed_statistics import RowComparison, Verdict
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
 # Verbs that state how one row, or several rows, compare with the paper.
@@ -103,16 +103,14 @@ def _judge(comparison: RowComparison, score: PaperScore) -> str:
     """Return whether a row is better or worse than the first row."""
     if comparison.interval is None:
         return "unclear"
-    low, high = comparison.interval if score == "perplexity" else _negate(comparison.interval)
+    low, high = comparison.interval
+    if score == "bleu":
+        low, high = -high, -low
     if low > 0:
         return "worse"
     if high < 0:
         return "better"
     return "equal" if max(-low, high) < MARGINS[score] else "not clearly different"
-
-
-def _negate(interval: Interval) -> Interval:
-    return Interval(-interval.high, -interval.low)
 
 
 def _describe(comparison: RowComparison, score: PaperScore) -> str:

@@ -53,11 +53,6 @@ MAX_HEADER = 100_000_000
 MAX_POSITION_ERROR = 1e-3
 
 
-def is_marian(path: Path) -> bool:
-    """Return whether a folder contains a Hugging Face model rather than a run."""
-    return (path / "config.json").is_file() and not (path / "run.json").exists()
-
-
 def read_marian(path: Path) -> Run:
     """Read a model in Marian's format. In the returned run, `folder.path` is `path`.
 

@@ -16,7 +16,6 @@ from transformer_jax.config.validation import (
     at_least,
     between,
     check_field_name,
-    closest,
     did_you_mean,
     field_names,
     marked,
@@ -84,8 +83,6 @@ def test_rules_do_not_restrict_none_or_other_fields() -> None:
 
 def test_the_closest_name_is_suggested_if_there_is_a_similar_one() -> None:
     assert field_names(Example) == ["count", "rate", "files", "free", "mode"]
-    assert closest("cuont", field_names(Example)) == "count"
-    assert closest("zzzzzz", field_names(Example)) is None
     assert did_you_mean("cuont", field_names(Example)) == "; did you mean 'count'?"
     assert did_you_mean("zzzzzz", field_names(Example)) == ""
     check_field_name("count", field_names(Example), "example")
