@@ -58,12 +58,8 @@ def shell_command(*words: object) -> str:
 
     Pass paths as `Path`, so that a name with a leading dash is not printed as an option.
     """
-    return shlex.join(["transformer-jax", *map(_as_word, words), *import_arguments()])
-
-
-def _as_word(word: object) -> str:
-    is_like_option = isinstance(word, Path) and str(word).startswith("-")
-    return f"./{word}" if is_like_option else str(word)
+    safe = (f"./{x}" if isinstance(x, Path) and str(x).startswith("-") else str(x) for x in words)
+    return shlex.join(["transformer-jax", *safe, *import_arguments()])
 
 
 def _format_option(setting: Setting) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_jax.config import Config
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject, local_path
 from transformer_jax.inference.history import (
@@ -58,8 +57,10 @@ class Comparison:
         set. Keys such as "evaluation/test/bleu" map to a split's scores at the last evaluated step.
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
-        fields = _differing_fields([run.config for _, run in runs])
-        return [self._row(label, run, fields) for label, run in runs]
+        first = runs[0][1].config
+        fields = dict.fromkeys(key for _, run in runs for key in first.differences(run.config))
+        fields.pop(("train", "seed"), None)
+        return [self._row(label, run, list(fields)) for label, run in runs]
 
     def _row(self, label: str, run: RunFolder, fields: Sequence[tuple[str, str]]) -> JsonObject:
         config, metrics = run.config.to_dict(), self.metrics[run.path]
@@ -107,12 +108,6 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
         raise UsageError("there is no run to compare")
     metrics = {folder.path: metrics_table(folder) for folder in folders}
     return Comparison(group_runs(folders), metrics)
-
-
-def _differing_fields(configs: Sequence[Config]) -> list[tuple[str, str]]:
-    """Return the fields, other than the seed, in which any config differs from the first."""
-    fields = [key for config in configs for key in configs[0].differences(config)]
-    return [key for key in dict.fromkeys(fields) if key != ("train", "seed")]
 
 
 def _format(value: object) -> str:

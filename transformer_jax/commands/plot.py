@@ -80,18 +80,15 @@ class Plot(PathCommand):
     the last checkpoint to average. Default: the latest."""
 
     def run(self) -> None:
-        folders = self._open_runs()
-        out = self._check_options()
-        stdout.print(f"written to {self._draw(folders).save(out)}")
-
-    def _open_runs(self) -> Sequence[RunFolder]:
         if len(self.folders) > 1 and self.kind != "curves":
             raise UsageError(
                 f"--kind {self.kind} accepts one run, got {len(self.folders)}; only --kind curves "
                 f"accepts several"
             )
         # Open the runs before importing JAX, so that a wrong path is reported immediately.
-        return [RunFolder.open(Path(folder)) for folder in self.folders]
+        folders = [RunFolder.open(Path(folder)) for folder in self.folders]
+        out = self._check_options()
+        stdout.print(f"written to {self._draw(folders).save(out)}")
 
     def _check_options(self) -> Path:
         for name in self.select_given(*itertools.chain.from_iterable(OPTIONS.values())):

@@ -116,7 +116,7 @@ def compile_step(
         parameter_bytes=count_bytes(sharding, state.params),
         capacity_bytes=target.capacity,
         model_flops=flops_of_lengths(config.model, data.vocab_size, *lengths) / count,
-        program_flops=None if compiled is None else _program_flops(compiled),
+        program_flops=(compiled.cost_analysis() or {}).get("flops") if compiled else None,
         collectives=() if compiled is None else tuple(read_collectives(compiled.as_text() or "")),
         seconds=seconds,
     )
@@ -134,10 +134,3 @@ def _required_bytes(message: str) -> int | None:
     """Return the memory requirement, in bytes, from a compiler's error message, or None."""
     match = REQUIRED.search(message)
     return int(float(match[1]) * UNITS[match[2]]) if match else None
-
-
-def _program_flops(compiled: jax.stages.Compiled) -> float | None:
-    costs = compiled.cost_analysis()
-    # In some versions of JAX, `cost_analysis` returns a list with one element.
-    costs = costs[0] if isinstance(costs, list) else costs
-    return (costs or {}).get("flops")

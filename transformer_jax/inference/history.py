@@ -15,7 +15,6 @@ from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from transformer_jax.visualization.plots import Curve
     from transformer_jax.visualization.style import Picture
 
 # The metrics that a plot shows by default.
@@ -53,7 +52,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
     `DEFAULT_METRICS` that at least one run has.
     """
     # Import matplotlib only for plots, because most users of this module need only the numbers.
-    from transformer_jax.visualization.plots import draw_curves
+    from transformer_jax.visualization.plots import Curve, average_runs, draw_curves
 
     tables = [table for tables in groups.values() for table in tables]
     available = sorted({name for table in tables for name in metric_names(table)})
@@ -64,18 +63,15 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
         if name not in available:
             hint = did_you_mean(name, available)
             raise UsageError(f"no metric {name!r}{hint} (available: {', '.join(available)})")
-    return draw_curves({name: _mean_curves(name, groups) for name in chosen})
 
-
-def _mean_curves(name: str, groups: Mapping[str, Sequence[MetricsTable]]) -> "list[Curve]":
-    from transformer_jax.visualization.plots import average_runs
-
-    curves: list[Curve] = []
-    for label, tables in groups.items():
+    def average(name: str, label: str, tables: Sequence[MetricsTable]) -> Curve:
         runs = [values for table in tables if (values := metric_by_step(table, name))]
         seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-        curves.append(average_runs(f"{label}{seeds}", runs, geometric="perplexity" in name))
-    return curves
+        return average_runs(f"{label}{seeds}", runs, geometric="perplexity" in name)
+
+    return draw_curves(
+        {name: [average(name, *group) for group in groups.items()] for name in chosen}
+    )
 
 
 def stored_evaluations(folder: RunFolder) -> list[JsonObject]:

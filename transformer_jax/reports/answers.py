@@ -1,5 +1,6 @@
 """The answers of a report: one sentence for each row, and one for the report as a whole."""
 
+import itertools
 import math
 
 from transformer_jax.reports.results import MARGINS, PaperScore, Results, ScoredSplit
@@ -21,7 +22,9 @@ def question(results: Results) -> str:
     if not others:
         return f"How good is {results.base.name}?"
     rows = f"which of the {others} other rows differ" if others > 1 else "does the other row differ"
-    paper = ", and are the differences those in the paper" if _has_paper(results) else ""
+    pairs = itertools.product(list(results.rows)[1:], LABELS)
+    has_paper = any(results.paper_difference(*pair) is not None for pair in pairs)
+    paper = ", and are the differences those in the paper" if has_paper else ""
     return f"{rows[0].upper()}{rows[1:]} from {results.base.name}{paper}?"
 
 
@@ -67,11 +70,6 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
         f"{seeds:,} seeds for each row; {results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )
-
-
-def _has_paper(results: Results) -> bool:
-    names = list(results.rows)[1:]
-    return any(results.paper_difference(x, score) is not None for x in names for score in LABELS)
 
 
 def _name(split: ScoredSplit) -> str:

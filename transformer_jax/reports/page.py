@@ -20,10 +20,11 @@ def make_page(results: Results, figures: Mapping[str, str], tables: Mapping[str,
     """
     title = html.escape(results.sweep.path.resolve().name)
     (first_caption, first), *others = figures.items()
+    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
     folds = [
         *(_fold(title, to_html(table)) for title, table in tables.items()),
         *(_fold("Figures", _figure(caption, svg)) for caption, svg in others),
-        _fold("Methods and notes", _list_notes(results)),
+        _fold("Methods and notes", f"<ul>\n{notes}\n</ul>"),
     ]
     sentences = "\n".join(f"<p>{html.escape(x)}</p>" for x in summarize(results))
     style = resources.files("transformer_jax.reports").joinpath("page.css").read_text("utf-8")
@@ -44,11 +45,6 @@ def _list_answers(results: Results) -> str:
         for name, row in list(results.rows.items())[1:]
     ]
     return "<dl>\n" + "\n".join(lines) + "\n</dl>" if lines else ""
-
-
-def _list_notes(results: Results) -> str:
-    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
-    return f"<ul>\n{notes}\n</ul>"
 
 
 def _figure(caption: str, svg: str) -> str:

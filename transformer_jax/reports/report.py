@@ -131,16 +131,13 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
     return ", ".join(cells) if by_seed else MISSING
 
 
-def _format_choice(results: Results, row: RowResult) -> str:
-    tuning = results.sweep.tuning
-    return str(tuning.chosen.get(row.name, MISSING)) if tuning else MISSING
-
-
 # The heading of each column, and the function that formats the column's cells.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda _, row: row.change or "base",
-    "tuned": lambda r, row: _format_choice(r, row),
+    "tuned": lambda r, row: (
+        str(r.sweep.tuning.chosen.get(row.name, MISSING)) if r.sweep.tuning else MISSING
+    ),
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),

@@ -76,7 +76,9 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
     for axes, (name, curves) in zip(all_axes, panels.items(), strict=False):
         shown = [(number, curve) for number, curve in enumerate(curves) if len(curve.x)]
         lines = [draw_curve(axes, curve, number) for number, curve in shown]
-        axes.set(xlabel="step", ylabel=printable_label(_with_unit(name)))
+        unit = UNITS.get(name.rpartition("/")[2])
+        label = name if unit is None else f"{name}, in {unit}"
+        axes.set(xlabel="step", ylabel=printable_label(label))
         axes.grid(**GRID)
         if "perplexity" in name:
             use_log_axis(axes, [value for curve in curves for value in curve.y])
@@ -85,11 +87,6 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
     for axes in all_axes[len(panels) :]:
         axes.remove()
     return Picture(figure)
-
-
-def _with_unit(name: str) -> str:
-    unit = UNITS.get(name.rpartition("/")[2])
-    return name if unit is None else f"{name}, in {unit}"
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
