@@ -188,6 +188,9 @@ class ConvolutionalModel(IncrementalModel):
             x = layer(x, past, embedded, layer_source)
         return self.output_embedding.logits(x), tuple(inputs)
 
-    def cross_weights(self, intermediates: Intermediates) -> Float[Array, "layers B 1 T S"]:
+    @nn.nowrap
+    def stack_weights(
+        self, intermediates: Intermediates
+    ) -> dict[str, Float[Array, "layers B 1 T S"]]:
         layers = [intermediates[f"decoder_{i}"] for i in range(self.config.num_layers)]
-        return jnp.stack([layer["attention"]["weights"][0] for layer in layers])
+        return {"cross": jnp.stack([layer["attention"]["weights"][0] for layer in layers])}

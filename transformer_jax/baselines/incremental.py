@@ -12,13 +12,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from transformer_jax.model.encoder_decoder import (
     EncoderDecoder,
     EncoderOutput,
-    Intermediates,
 )
 from transformer_jax.model.masks import source_mask
 
@@ -57,10 +55,6 @@ class IncrementalModel(EncoderDecoder):
         """Read one token per hypothesis; return the next token's logits and the new carry."""
         raise NotImplementedError
 
-    def cross_weights(self, intermediates: Intermediates) -> Float[Array, "layers B 1 T S"]:
-        """Stack the attention weights that `decode` recorded."""
-        raise NotImplementedError
-
     def init_decoding(
         self,
         source: Int[Array, "B S"],
@@ -91,11 +85,3 @@ class IncrementalModel(EncoderDecoder):
         carry = jax.tree.map(move, state.carry)
         logits, carry = self.decode_position(tokens, position, carry, state.source)
         return logits, state._replace(carry=carry)
-
-    @nn.nowrap
-    def stack_weights(
-        self, intermediates: Intermediates
-    ) -> dict[str, Float[Array, "layers B 1 T S"]]:
-        """Return the "cross" attention weights, or {} if the model has no attention."""
-        has_attention = self.config.attention_score != "none"
-        return {"cross": self.cross_weights(intermediates)} if has_attention else {}

@@ -199,8 +199,10 @@ class RecurrentModel(IncrementalModel):
         carry, output = self.decoder(carry, self.embedding.embed(tokens), source, train=False)
         return self.to_logits(output, train=False), carry
 
-    def cross_weights(self, intermediates: Intermediates) -> Float[Array, "1 B 1 T S"]:
-        """Return the weights of the only attention sub-layer, which follows all decoder layers."""
+    @nn.nowrap
+    def stack_weights(self, intermediates: Intermediates) -> dict[str, Float[Array, "1 B 1 T S"]]:
+        if self.config.attention_score == "none":
+            return {}
         # The scan stacks one array of shape [B, 1, 1, S] for each target position.
         weights = intermediates["decoder"]["attention"]["weights"][0]
-        return jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]
+        return {"cross": jnp.moveaxis(weights[:, :, 0, 0], 0, 1)[None, :, None]}
