@@ -1,6 +1,7 @@
 """Test that killed, interrupted, and damaged runs reproduce uninterrupted runs bit for bit."""
 
 import dataclasses
+import json
 import os
 import random
 import shutil
@@ -55,7 +56,7 @@ class Trainer:
         """Start or resume a run, and return the process ID."""
         if (path / "run.json").exists():
             return self.start("resume", str(path), die=die)
-        return self.start("train", str(self.folder / "config.py"), "--out", str(path), die=die)
+        return self.start("train", str(self.folder / "config.json"), "--out", str(path), die=die)
 
     def wait(self, pid: int) -> int:
         """Wait for a process; return its exit code, or -N if signal N killed it."""
@@ -73,7 +74,7 @@ class Trainer:
         if (path / "run.json").exists():
             assert main(["resume", str(path)]) == 0
         else:
-            assert main(["train", str(self.folder / "config.py"), "--out", str(path)]) == 0
+            assert main(["train", str(self.folder / "config.json"), "--out", str(path)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
-    (folder / "config.py").write_text("from test_faults import CONFIG\n")
+    (folder / "config.json").write_text(json.dumps(CONFIG.to_dict()))
     # Let the other runs use the programs that the uninterrupted run compiled.
     (folder / "programs").mkdir()
     for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
@@ -247,7 +248,7 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
     count = 4
     path = trainer.folder / "one"
     trainer.read_log()
-    for arguments in (["train", str(trainer.folder / "config.py"), "--out"], ["resume"]):
+    for arguments in (["train", str(trainer.folder / "config.json"), "--out"], ["resume"]):
         steps = "40" if arguments[0] == "train" else "60"
         pids = [trainer.start(*arguments, str(path), "--train.steps", steps) for _ in range(count)]
         exit_codes = [trainer.wait(pid) for pid in pids]

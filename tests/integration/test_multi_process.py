@@ -172,8 +172,8 @@ def fail_in_step(step):
         fail()
 save, find_prepared = CheckpointManager.save, components.find_prepared
 to_local_device = DataParallel.to_local_device
-def fail_in_save(self, step, *arguments):
-    save(self, step, *arguments)
+def fail_in_save(self, step, *arguments, **options):
+    save(self, step, *arguments, **options)
     if step == {CHECKPOINT}:
         fail()
 def fail_in_evaluation(self, params):

@@ -96,7 +96,7 @@ class Forks:
 @contextmanager
 def open_forks() -> Iterator[Forks]:
     """Start a process that runs `zygote.py`, and stop it when the context exits."""
-    paths = [str(path) for path in (TESTS.parent, TESTS / "support", TESTS / "faults")]
+    paths = [str(path) for path in (TESTS.parent, TESTS / "support")]
     with subprocess.Popen(
         [sys.executable, str(TESTS / "support" / "zygote.py")],
         stdin=subprocess.PIPE,
