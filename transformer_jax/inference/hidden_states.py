@@ -24,8 +24,8 @@ class HiddenStates:
     """The vectors between the layers of both stacks, with the tokens of a sentence pair.
 
     Entry 0 of the first axis contains the embeddings with positional encodings (sections 3.4 and
-    3.5). Entry i contains the output of layer i, after all of its sub-layers. With pre-norm, the
-    model normalizes the last entry before it uses it.
+    3.5). Entry i contains the output of layer i, after all of its sub-layers. A pre-norm model
+    normalizes the last entry before using it.
     """
 
     encoder: Float[np.ndarray, "encoder_state S D"]

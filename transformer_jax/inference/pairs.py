@@ -1,4 +1,4 @@
-"""Read given translations: the log-probability of each of their tokens.
+"""Run a model on given translations, for example to compute each token's log-probability.
 
 The decoder reads the target instead of choosing tokens, as in training (section 3.1). Each pair is
 padded to a width that depends only on its own length, so its results do not depend on other pairs,
@@ -61,7 +61,7 @@ def encode_pair(
 
 
 def pad_pair(model: EncoderDecoder, source: list[int], target: list[int]) -> Batch:
-    """Return a batch with one row, padded like each side alone."""
+    """Return a batch with one row, in which the width of each side depends only on that side."""
     sides = zip((source, target), model.config.max_lengths, strict=True)
     return Batch(
         *(
@@ -93,7 +93,7 @@ def encode_pairs(
     *,
     truncate: bool = False,
 ) -> Pair:
-    """Return the tokens of parallel lines. A blank line consists of `EOS`.
+    """Return the tokens of parallel lines. A blank line is encoded as `EOS`.
 
     Raises:
         UsageError: an argument is a single string, or the numbers of lines differ.
@@ -137,7 +137,7 @@ Program = Callable[[EncoderDecoder, Params, Batch], Array]
 def run_on_pairs(
     program: Program, model: EncoderDecoder, params: Params, pairs: Pair
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each pair's index, and its row of the program's result; short pairs come first.
+    """Yield each pair's index and its row of the program's result. Short pairs come first.
 
     This function advances the current task (see `progress.task`) by the number of finished pairs.
 
@@ -162,7 +162,7 @@ def run_on_pairs(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _log_probs(model: EncoderDecoder, params: Params, batch: Batch) -> Float[Array, "B T"]:
-    """Return the log-probability of each target token; those of padding have no meaning."""
+    """Return the log-probability of each target token; the values for padding are meaningless."""
     logits: Any = model.apply({"params": params}, *batch)
     log_total, _, target_logit = summarize(logits.astype(sum_dtype(logits)), batch.target)
     return target_logit - log_total

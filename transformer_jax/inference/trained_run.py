@@ -176,10 +176,10 @@ class Run:
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
         """Return the log-probability of each target and of its tokens, given its source.
 
-        The log-probabilities include that of the end-of-sentence token, are in nats, and do not
-        depend on the other lines. The perplexity of a corpus is exp(-s / n), where s is the sum of
-        all log-probabilities and n is the number of tokens (section 6.2). Unlike the score of a
-        translation in a beam, a log-probability is not divided by the length penalty.
+        The log-probabilities are in nats, include the end-of-sentence token, and do not depend on
+        the other lines. The perplexity of a corpus is exp(-s / n), where s is the sum of all
+        log-probabilities and n is the number of tokens (section 6.2). Unlike the scores of beam
+        search, the log-probabilities are not divided by a length penalty.
 
         Raises:
             UsageError: an argument is a single string, or the numbers of lines differ.

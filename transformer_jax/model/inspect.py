@@ -148,10 +148,10 @@ STATE_MODULE = re.compile(r"(encoder|decoder)_\d+|(source|target)_positions")
 def hidden_states(
     model: EncoderDecoder, params: Params, source: Int[Array, "B S"], target: Int[Array, "B T"]
 ) -> dict[str, Float[Array, "states B _ D"]]:
-    """Return the vectors that enter each layer and leave the last layer, in a forward pass.
+    """Return the vectors that enter each layer and leave the last layer in a forward pass.
 
     The vectors are stacked: "encoder" [encoder layers + 1, B, S, D] and "decoder" [decoder layers +
-    1, B, T, D]. The first ones are the embeddings with positional encodings.
+    1, B, T, D]. The first entries are the embeddings with positional encodings.
 
     Raises:
         UsageError: the architecture has no stacks of layers with such vectors.

@@ -41,9 +41,8 @@ MAX_NOTE_LENGTH = 300
 def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
     """Run the remaining phases of runs; return the exit code of a phase that failed, or 0.
 
-    The first phase, "train", trains the models, all of them in one program. The other phases score
-    each run on the dev split and, unless the run is a trial or there is no test split, on the test
-    split.
+    The first phase, "train", trains all models in one program. The other phases score each run on
+    the dev split and, unless the run is a trial or there is no test split, on the test split.
     """
     runs = [run for run in runs if not _is_running_elsewhere(run)]
     signals: list[int] = []

@@ -67,8 +67,8 @@ def build_run_components(
     `devices` defaults to all devices of all processes.
 
     Raises:
-        DataError: the text differs from the text that the run started with, or that the run `like`
-            uses.
+        DataError: the text differs from the original text of the run or from the text of the run
+            `like`.
     """
     config = folder.config
     if like is not None:

@@ -134,8 +134,8 @@ class DataParallel:
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Compile the step for the shapes of this state and batch.
 
-        The program maps (state, numbers, batch) to the new state, whose memory is the old state's,
-        and the metrics. The numbers are those of `TrainStep.make_numbers`.
+        The program maps (state, numbers, batch) to (new state, metrics). The new state reuses the
+        memory of the old state. The numbers are those of `TrainStep.make_numbers`.
         """
 
         # JAX uses this function's name in traces and error messages.
