@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from transformer_jax.analysis.plots import plot_losses, plot_positions, plot_schedule
     from transformer_jax.api import Report, report, sweep, train
     from transformer_jax.evaluation.tasks import Task
+    from transformer_jax.inference.alignments import alignment_error_rate
     from transformer_jax.inference.attention import Attention
     from transformer_jax.inference.hidden_states import HiddenStates
     from transformer_jax.inference.pairs import PairScore
@@ -116,6 +117,7 @@ __all__ = [
     "TransformerJaxError",
     "Translator",
     "UsageError",
+    "alignment_error_rate",
     "build_transformer",
     "compare",
     "head_importance",

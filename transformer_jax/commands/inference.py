@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.arguments import as_option
-from transformer_jax.commands.base import PathCommand, RunArgument, translate_command
+from transformer_jax.commands.base import (
+    PathCommand,
+    RunArgument,
+    check_new_file,
+    translate_command,
+)
 from transformer_jax.console import (
     escape_control_characters,
     progress_bar,
@@ -21,7 +26,7 @@ from transformer_jax.console import (
 )
 from transformer_jax.data.text_files import find_format
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.files import check_available
+from transformer_jax.files import check_available, write_text
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -107,7 +112,13 @@ class Translate(RunCommand):
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
 
+    alignments: Path | None = None
+    """Create this file with the word alignment of each line and its best
+    translation: SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""
+
     def run(self) -> None:
+        if self.alignments is not None:
+            check_new_file(self.alignments)
         run = self.load()
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
@@ -116,7 +127,7 @@ class Translate(RunCommand):
         count = 1 if self.n_best is None else self.n_best
         translator = run.translator(**self.decode_changes)
         translator.check(lines, num_best=count, truncate=self.truncate)
-        num_short = 0
+        num_short, alignments = 0, list[str]()
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
             best = translator.translate(run.params, chunk, num_best=count, truncate=self.truncate)
@@ -126,8 +137,13 @@ class Translate(RunCommand):
                     shown = escape_control_characters(line) if sys.stdout.isatty() else line
                     sys.stdout.buffer.write(f"{shown}\n".encode())
             sys.stdout.buffer.flush()
+            if self.alignments is not None:
+                texts = [hypotheses[0].text for hypotheses in best]
+                alignments += run.align(chunk, texts, truncate=True)
             with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
             num_short += sum(len(hypotheses) < count for hypotheses in with_text)
+        if self.alignments is not None:
+            write_text(self.alignments, "".join(f"{line}\n" for line in alignments))
         if num_short:
             stderr.print(
                 f"note: {num_short} of {len(lines)} lines have fewer than {self.n_best} "

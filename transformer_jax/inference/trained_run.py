@@ -4,11 +4,12 @@ import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+import numpy as np
+from jaxtyping import Float, PyTree
 
 from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.baselines.build import build_model
@@ -17,6 +18,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError
 from transformer_jax.files import local_path
+from transformer_jax.inference.alignments import Aligner, align_pairs, head_error_rates
 from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden_states
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
@@ -186,6 +188,47 @@ class Run:
             DataError: a line is not valid text, or too long for the model.
         """
         return score_pairs(self.model, self.params, self.vocabulary, sources, targets)
+
+    def align(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        layer: int | None = None,
+        heads: Collection[SupportsIndex] | None = None,
+        truncate: bool = False,
+    ) -> list[str]:
+        """Align the words of parallel lines with cross-attention.
+
+        Each target token is aligned with the source token that has the largest mean weight over the
+        heads, and two words are aligned if any of their tokens are. Words are separated by spaces.
+        `layer` and `heads` are indices as in Python. The default is the mean over all heads of the
+        penultimate layer, as in Garg et al. (2019), or of the only layer. Set `truncate` to shorten
+        a line that is too long instead of raising a DataError.
+
+        Returns:
+            A line for each pair in Pharaoh's format, such as "0-0 1-2": SOURCE-TARGET for each
+            link, with words counted from 0. If one side is blank, the line is empty.
+
+        Raises:
+            UsageError: the model does not attend to the source, the layer or a head does not exist,
+                or the numbers of lines differ.
+            DataError: a line is not valid text, or too long for the model.
+        """
+        aligner = Aligner(self.model, self.params, self.vocabulary)
+        selection = {"layer": layer, "heads": heads}
+        return align_pairs(aligner, sources, targets, truncate=truncate, **selection)
+
+    def alignment_error_rates(
+        self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[str]
+    ) -> Float[np.ndarray, "layer head"]:
+        """Return the alignment error rate of each head of cross-attention alone.
+
+        `gold` contains one line for each pair, as in `alignment_error_rate`. This method raises the
+        errors of `align` and of `alignment_error_rate`.
+        """
+        aligner = Aligner(self.model, self.params, self.vocabulary)
+        return head_error_rates(aligner, sources, targets, gold)
 
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
