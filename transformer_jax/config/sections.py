@@ -379,6 +379,13 @@ class DataConfig(ConfigSection):
     `auto`: `zh` for Chinese, `char` for other scripts without spaces, such as
     Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
     sacrebleu[ja] and sacrebleu[ko]."""
+    bpe_dropout: Annotated[float, PROBABILITY] = 0.0
+    """Probability of skipping each merge when training text is split into subwords
+    (BPE-dropout; Provilkov et al. 2020 use 0.1). Values above 0 differ from the
+    paper."""
+    bpe_dropout_samples: Annotated[int, between(1, 1000)] = 10
+    """With data.bpe_dropout above 0, the number of times that the training text is
+    split at random. An epoch then reads the text this many times."""
     max_length: Annotated[int, COUNT] = 256
     """Maximum number of tokens in a source or target, including the
     end-of-sentence token. Training skips longer pairs."""
@@ -411,6 +418,9 @@ class DataConfig(ConfigSection):
         has_units = self.target_tokens == "subwords" or self.source_vocab_size is not None
         rule = "subwords without data.source_vocab_size (a shared vocabulary has one kind of token)"
         self.require("target_tokens", has_units, rule)
+        rule = "0 with data.target_tokens words, which has no merges to skip"
+        has_merges = self.bpe_dropout == 0 or self.target_tokens == "subwords"
+        self.require("bpe_dropout", has_merges, rule)
         limit = MAX_NUMBER_WORDS_PAIRS // self.max_numbers_per_line
         reason = f"{MAX_NUMBER_WORDS_PAIRS} / data.max_numbers_per_line"
         if self.max_digits is not None and self.max_numbers_per_line > 1:
@@ -476,6 +486,12 @@ class TrainConfig(ConfigSection):
     clip_norm: Annotated[float | None, POSITIVE, NUMBER] = None
     """Maximum global norm of the gradients. Differs from the paper, which does
     not mention clipping."""
+    ema_decay: Annotated[float | None, PROBABILITY, NUMBER] = None
+    """Evaluate an exponential moving average of the parameters, in which each step
+    multiplies earlier parameters by this number, such as 0.999. The number of
+    step t is at most (1 + t) / (10 + t), as in TensorFlow, so that the average
+    soon forgets the initial parameters. Differs from the paper, which averages
+    checkpoints (decode.average_checkpoints)."""
     loss: Annotated[str, part_of("cross_entropy")] = "cross_entropy"
     """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
     and train.z_loss."""
@@ -558,6 +574,8 @@ class TrainConfig(ConfigSection):
             self.require("schedule", self.schedule == "constant", rule)
             rule = "above 0 with train.optimizer schedule_free"
             self.require("adam_beta1", self.adam_beta1 > 0, rule)
+            rule = "None with train.optimizer schedule_free, which has its own average"
+            self.require("ema_decay", self.ema_decay is None, rule)
 
     @property
     def last_decay_step(self) -> int:

@@ -44,6 +44,8 @@ LENGTH = np.dtype("<u4")
 # Each process needs about 60 MiB.
 PAIRS_PER_PROCESS = 1 << 15
 MAX_PROCESSES = 16
+# The fields of a DataConfig that determine how a chunk is encoded.
+FIELDS = ("max_length", "max_ratio", "bpe_dropout")
 
 # Symbols that sentences must not contain: control characters except the tab, Unicode line and
 # paragraph separators, byte-order marks, and the symbols that SentencePiece reserves.
@@ -80,6 +82,14 @@ def why_unfit_tokens(source: int, target: int, config: DataConfig) -> str | None
     if longer + 1 > config.max_length:
         return "too long"
     return "ratio" if longer > config.max_ratio * shorter else None
+
+
+class Chunk(NamedTuple):
+    """Consecutive pairs of a split."""
+
+    first: int
+    """The index of the first pair, counted through all samples of the text."""
+    pairs: Pairs
 
 
 class Encoded(NamedTuple):
@@ -121,6 +131,8 @@ class SplitWriter:
         self.vocabulary = vocabulary
         # Only the training split is filtered, because the dev and test splits are scored in full.
         self.is_filtered = split == "train"
+        is_sampled = self.is_filtered and config.bpe_dropout > 0
+        self.num_samples = config.bpe_dropout_samples if is_sampled else 1
         kinds = ["tokens", "lengths"] if self.is_filtered else ["tokens", "lengths", "txt"]
         self.paths = {
             (side, kind): folder / f"{split}.{side}.{kind}" for side in SIDES for kind in kinds
@@ -136,12 +148,11 @@ class SplitWriter:
         Raises:
             DataError: no pairs are left after filtering, or a dev or test line is too long.
         """
-        total = self.corpus.count(self.split)
+        total = self.corpus.count(self.split) * self.num_samples
         done, outcome = self._resume()
         with ExitStack() as stack:
             self.files = {k: stack.enter_context(path.open("ab")) for k, path in self.paths.items()}
-            chunks = map(self._check_lines, _chunks(self.corpus.read(self.split, done)))
-            results = self._encode(chunks, total - done)
+            results = self._encode(self._read_chunks(done), total - done)
             try:
                 for encoded in stack.enter_context(contextlib.closing(results)):
                     for key, file in self.files.items():
@@ -164,19 +175,30 @@ class SplitWriter:
             )
         return {"pairs": done, **outcome}
 
-    def _encode(self, chunks: Iterator[Pairs], num_pairs: int) -> Generator[Encoded]:
+    def _read_chunks(self, done: int) -> Iterator[Chunk]:
+        """Read all samples of the text, except for the first `done` pairs."""
+        count = self.corpus.count(self.split)
+        samples = (
+            self.corpus.read(self.split, max(done - sample * count, 0))
+            for sample in range(done // max(count, 1), self.num_samples)
+        )
+        for pairs in _chunks(itertools.chain.from_iterable(samples)):
+            yield Chunk(done, self._check_lines(pairs))
+            done += len(pairs)
+
+    def _encode(self, chunks: Iterator[Chunk], num_pairs: int) -> Generator[Encoded]:
         """Encode chunks, in several processes if `num_pairs` is large enough."""
         tokenizers = self.vocabulary.tokenizers.values()
         num_processes = min(count_usable_cores(), num_pairs // PAIRS_PER_PROCESS, MAX_PROCESSES)
         # Only imported models have tables, and they rarely encode large texts.
         if num_processes < 2 or any(tokenizer.table is not None for tokenizer in tokenizers):
-            for pairs in chunks:
-                yield encode_chunk(self.vocabulary, self.config, self.is_filtered, pairs)
+            for chunk in chunks:
+                yield encode_chunk(self.vocabulary, self.config, self.is_filtered, chunk)
             return
         models = [base64.b64encode(tokenizer.model).decode() for tokenizer in self.vocabulary]
-        limits = {"max_length": self.config.max_length, "max_ratio": self.config.max_ratio}
-        setup = json.dumps([models, limits, self.is_filtered]).encode()
-        requests = (json.dumps(pairs).encode() for pairs in chunks)
+        fields = {key: getattr(self.config, key) for key in FIELDS}
+        setup = json.dumps([models, fields, self.is_filtered]).encode()
+        requests = (json.dumps(chunk).encode() for chunk in chunks)
         handler = f"{__name__}:{open_encoder.__name__}"
         with contextlib.closing(map_in_order(handler, setup, requests, num_processes)) as answers:
             yield from map(Encoded.from_bytes, answers)
@@ -220,26 +242,33 @@ class SplitWriter:
 
 def open_encoder(setup: bytes) -> Callable[[bytes], bytes]:
     """Return the function that encodes chunks in another process; see `SplitWriter`."""
-    models, limits, is_filtered = json.loads(setup)
+    models, fields, is_filtered = json.loads(setup)
     vocabulary = Vocabulary(*(Tokenizer(base64.b64decode(model)) for model in models))
-    config = DataConfig(**limits)
+    config = DataConfig(**fields)
 
     def encode(request: bytes) -> bytes:
-        return encode_chunk(vocabulary, config, is_filtered, json.loads(request)).to_bytes()
+        chunk = Chunk(*json.loads(request))
+        return encode_chunk(vocabulary, config, is_filtered, chunk).to_bytes()
 
     return encode
 
 
 def encode_chunk(
-    vocabulary: Vocabulary, config: DataConfig, is_filtered: bool, pairs: Pairs
+    vocabulary: Vocabulary, config: DataConfig, is_filtered: bool, chunk: Chunk
 ) -> Encoded:
-    """Encode pairs of lines. If `is_filtered` is true, drop unsuitable pairs."""
+    """Encode pairs of lines. If `is_filtered` is true, drop unsuitable pairs and skip merges."""
+    first, pairs = chunk
     num_pairs, outcome, content = len(pairs), Counter[str](), dict[tuple[str, str], bytes]()
     if is_filtered:
         pairs = _drop_unfit(pairs, why_unfit_text, outcome)
-    sources = vocabulary.source.encode([source for source, _ in pairs])
-    targets = vocabulary.target.encode([target for _, target in pairs])
-    encoded = list(zip(sources, targets, strict=True))
+
+    def encode(side: int) -> list[list[int]]:
+        lines, tokenizer = [pair[side] for pair in pairs], vocabulary[side]
+        if is_filtered and config.bpe_dropout:
+            return tokenizer.sample(lines, config.bpe_dropout, (2 * first + side) % 2**32)
+        return tokenizer.encode(lines)
+
+    encoded = list(zip(encode(0), encode(1), strict=True))
     if is_filtered:
         encoded = _drop_unfit(
             encoded, lambda s, t: why_unfit_tokens(len(s), len(t), config), outcome

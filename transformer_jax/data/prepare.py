@@ -91,7 +91,9 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
     identity = corpus.identity
     vocabulary = vocabulary or train_vocabulary(corpus, identity, config)
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
-    folder = corpora / digest(identity, *tokenizers, config.max_length, config.max_ratio)
+    sampling = (config.bpe_dropout, config.bpe_dropout_samples) if config.bpe_dropout else ()
+    limits = config.max_length, config.max_ratio
+    folder = corpora / digest(identity, *tokenizers, *limits, *sampling)
     if (report := _read_intact(folder, vocabulary)) is None:
         with lock(folder):
             report = _read_intact(folder, vocabulary)

@@ -111,6 +111,10 @@ class TableTokenizer(Tokenizer):
         """Return the token IDs of each line, with `EOS` at the end."""
         return [[*(self._ids.get(p, UNKNOWN) for p in self.split(line)), EOS] for line in lines]
 
+    def sample(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:  # noqa: ARG002
+        """Raise a DataError, because the model can give tokens that are not in the table."""
+        raise DataError(f"data.bpe_dropout must be 0 with an imported vocabulary, got {dropout:g}")
+
     def split(self, line: str) -> list[str]:
         """Return the text of each token; a leading language code, such as >>fra<<, is one token."""
         code, end = "", line.find("<<")

@@ -153,6 +153,18 @@ class Tokenizer:
         """Return the token IDs of each line, with `EOS` at the end."""
         return self._processor.encode(list(lines), add_eos=True)
 
+    def sample(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:
+        """Return a random encoding of each line, with `EOS` at the end (Provilkov et al. 2020).
+
+        Byte-pair encoding skips each merge with probability `dropout`. The result is a function of
+        all arguments.
+        """
+        sentencepiece.set_random_generator_seed(seed)
+        # One thread encodes all lines in order. With more threads, the order of random numbers and
+        # lines would change from call to call.
+        sampling = {"enable_sampling": True, "alpha": dropout, "nbest_size": -1, "num_threads": 1}
+        return self._processor.encode(list(lines), add_eos=True, **sampling)
+
     def split(self, line: str) -> list[str]:
         """Return the text of each token, without `EOS`; unknown tokens keep the line's text."""
         return self._processor.encode(line, out_type=str)

@@ -1,12 +1,12 @@
 """Adam (section 5.3), other optimizers, and gradient clipping."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Int
 from optax.contrib import MuonDimensionNumbers, ScheduleFreeState
 
 from transformer_jax.config import TrainConfig
@@ -132,8 +132,35 @@ def clip_by_known_norm(
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
+class MovingAverage(NamedTuple):
+    """The state of `track_average`."""
+
+    count: Int[Array, ""]
+    """The number of updates so far."""
+    params: optax.Params
+
+
+def track_average(decay: Float[ArrayLike, ""]) -> optax.GradientTransformation:
+    """Return a transformation that keeps updates, and averages the parameters after each update."""
+
+    def init(params: optax.Params) -> MovingAverage:
+        return MovingAverage(jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,  # noqa: ANN401 (Optax's protocol allows any state)
+        params: Any = None,  # noqa: ANN401 (Optax's protocol allows None)
+    ) -> tuple[optax.Updates, optax.OptState]:
+        count = state.count + 1
+        step_size = 1 - jnp.minimum(decay, (1 + count) / (10 + count))
+        new = optax.apply_updates(params, updates)
+        return updates, MovingAverage(count, optax.incremental_update(new, state.params, step_size))
+
+    return optax.GradientTransformation(init, update)
+
+
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
-    """Return the config's optimizer and learning rate, preceded by clipping if configured."""
+    """Return the config's optimizer and learning rate, with the configured clipping and average."""
     schedule = learning_rate_schedule(config, d_model)
 
     def rate(count: ArrayLike) -> Float[Array, ""]:
@@ -141,6 +168,8 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
         return schedule(jnp.asarray(count) + 1)
 
     optimizer = OPTIMIZERS[config.optimizer](config.for_part("optimizer"), rate)
+    if config.ema_decay is not None:
+        optimizer = optax.chain(optimizer, track_average(config.ema_decay))
     if config.clip_norm is None:
         # The step always passes `norm`, which the optimizer ignores.
         return optax.with_extra_args_support(optimizer)
@@ -148,13 +177,15 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
 
 
 def evaluation_params(params: Params, state: optax.OptState) -> Params:
-    """Return the averaged parameters for a schedule-free optimizer, and `params` for others."""
+    """Return the parameters to evaluate: the average that `state` contains, or else `params`."""
 
     def is_average(node: object) -> bool:
-        return isinstance(node, ScheduleFreeState)
+        return isinstance(node, ScheduleFreeState | MovingAverage)
 
+    average: Any = params
     for node in jax.tree.leaves(state, is_leaf=is_average):
-        if is_average(node):
-            average: Any = optax.contrib.schedule_free_eval_params(node, params)
-            return average
-    return params
+        if isinstance(node, MovingAverage):
+            average = node.params
+        elif is_average(node):
+            average = optax.contrib.schedule_free_eval_params(node, params)
+    return average

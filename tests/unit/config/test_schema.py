@@ -93,12 +93,14 @@ def configs(draw: st.DrawFn) -> Config:
         data |= dict.fromkeys(("train", "dev", "test"))
     if data["source_vocab_size"] is None:
         data["target_tokens"] = "subwords"
+    if data["target_tokens"] == "words":
+        data["bpe_dropout"] = 0.0
     if train["peak_learning_rate"] is not None:
         train["learning_rate_scale"] = 1
     if train["optimizer"] in ("adam", "adafactor"):
         train["weight_decay"] = 0.0
     if train["optimizer"] == "schedule_free":
-        train |= {"schedule": "constant", "adam_beta1": 0.9}
+        train |= {"schedule": "constant", "adam_beta1": 0.9, "ema_decay": None}
     if train["schedule"] in LASTING_SCHEDULES:
         train["decay_steps"] = None
     else:

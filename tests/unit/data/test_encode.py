@@ -1,5 +1,6 @@
 """Test that encoding keeps each pair or counts it as dropped, and uses little memory."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -180,6 +181,38 @@ def test_a_chunk_is_limited_in_characters_and_does_not_change_the_files(
     in_chunks = encode_pairs(tmp_path, pairs, config=config, vocabulary=counting)
     assert sequences(in_chunks, "train") == whole
     assert max(characters) <= 2000
+
+
+def test_bpe_dropout_splits_every_pair_at_random_in_every_sample(tmp_path: Path) -> None:
+    config = replace(CONFIG, bpe_dropout=0.1, bpe_dropout_samples=3, max_ratio=99)
+    prepared = encode_pairs(tmp_path, WORDS, config=config)
+    assert prepared.report["train"] == {"pairs": 150, "kept": 150}
+    for i, encoded in enumerate(sequences(prepared, "train")):
+        assert TOKENIZER.decode(encoded) == [pair[i] for pair in WORDS] * 3
+        samples = [encoded[j : j + 50] for j in range(0, 150, 50)]
+        plain = TOKENIZER.encode([pair[i] for pair in WORDS])
+        assert all(a != b for a, b in itertools.combinations([plain, *samples], 2))
+    assert encode_pairs(tmp_path, WORDS, "dev", config).report["dev"]["pairs"] == 50
+
+
+def test_interrupted_sampling_continues_with_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "CHUNK_PAIRS", 20)
+    config = replace(CONFIG, bpe_dropout=0.1, bpe_dropout_samples=2)
+    writer = SplitWriter(tmp_path, InMemoryCorpus(WORDS, WORDS), "train", VOCABULARY, config)
+
+    def interrupt(_: str, done: int, __: int) -> None:
+        if done == 60:
+            raise KeyboardInterrupt
+
+    with report_to(interrupt), pytest.raises(KeyboardInterrupt):
+        writer.write()
+    outcome = writer.write()
+    resumed = sequences(Prepared(tmp_path, VOCABULARY, {}), "train")
+    whole = encode_pairs(tmp_path, WORDS, config=config)
+    assert outcome == whole.report["train"]
+    assert resumed == sequences(whole, "train")
 
 
 def test_progress_is_reported_after_each_chunk(

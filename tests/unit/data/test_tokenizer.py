@@ -115,6 +115,19 @@ def test_encoding_several_lines_encodes_each_by_itself() -> None:
     assert TOKENIZER.encode(["one", "two"]) == TOKENIZER.encode(["one"]) + TOKENIZER.encode(["two"])
 
 
+def test_a_sample_skips_merges_and_is_a_function_of_its_arguments() -> None:
+    text = [f"{a} {b}" for a, b in itertools.pairwise(TRAINING[:40])]
+    plain = TOKENIZER.encode(text)
+    assert TOKENIZER.sample(text, 0.0, seed=1) == plain
+    sample = TOKENIZER.sample(text, 0.1, seed=1)
+    assert TOKENIZER.decode(sample) == text
+    assert TOKENIZER.sample(text, 0.1, seed=1) == sample != TOKENIZER.sample(text, 0.1, seed=2)
+    characters = [len(line) + 2 for line in text]  # A "▁" precedes each line, and `EOS` ends it.
+    assert [*map(len, TOKENIZER.sample(text, 1.0, seed=1))] == characters
+    totals = [sum(map(len, x)) for x in (plain, sample)]
+    assert totals[0] < totals[1] < sum(characters)
+
+
 def test_decoding_drops_padding_bos_and_eos() -> None:
     (tokens,) = TOKENIZER.encode(["twenty-one"])
     assert TOKENIZER.decode([[BOS, *tokens, PAD, PAD], [PAD, *tokens], [EOS, PAD], []]) == [

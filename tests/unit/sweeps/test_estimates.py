@@ -69,6 +69,8 @@ def test_the_memory_estimate_of_the_base_model_is_near_the_measured_peak() -> No
         ({"clip_norm": 1.0}, 3),
         ({"optimizer": "lion"}, 2),
         ({"optimizer": "schedule_free", "schedule": "constant"}, 4),
+        # An evaluated average is stored twice: in the optimizer's state and as the parameters.
+        ({"ema_decay": 0.99}, 5),
     ],
 )
 def test_each_kept_checkpoint_has_the_size_of_the_parameters_and_of_the_optimizer(

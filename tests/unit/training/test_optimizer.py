@@ -193,6 +193,24 @@ def test_schedule_free_evaluates_the_average_of_its_iterates() -> None:
     assert abs(x - z).max() > 0.01 * abs(x - MATRIX).max()
 
 
+def test_a_moving_average_is_evaluated_but_does_not_change_training() -> None:
+    """Compare with the average that TensorFlow documents, in a loop."""
+    params: Any = {"kernel": jnp.asarray(MATRIX)}
+    plain = make_optimizer(TrainConfig(), 512)
+    optimizer = make_optimizer(TrainConfig(ema_decay=0.3, clip_norm=1e9), 512)
+    state, plain_state, average = optimizer.init(params), plain.init(params), MATRIX
+    for step in range(1, 7):
+        gradients = jax.tree.map(lambda x, step=step: jnp.cos(step * x), params)
+        expected, plain_state = plain.update(gradients, plain_state, params)
+        updates, state = optimizer.update(gradients, state, params, norm=jnp.ones([]))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, expected)
+        params = jax.tree.map(jnp.add, params, updates)
+        decay = min(0.3, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * np.asarray(params["kernel"])
+        averaged: Any = evaluation_params(params, state)
+        np.testing.assert_allclose(averaged["kernel"], average, rtol=1e-6)
+
+
 def test_most_optimizers_evaluate_the_parameters_that_they_train() -> None:
     params: Any = {"kernel": jnp.asarray(MATRIX)}
     for name in ("adam", "adamw", "lion", "adafactor", "muon"):

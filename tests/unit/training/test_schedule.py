@@ -109,6 +109,10 @@ def test_a_decay_never_begins_before_the_end_of_the_warmup() -> None:
         ({"schedule": "cosine", "steps": 8}, "train.warmup_steps must be less than 8"),
         ({"weight_decay": 0.1}, r"train.weight_decay must be 0 with train.optimizer adam \(try"),
         ({"optimizer": "schedule_free"}, "train.schedule must be constant with train.optimizer"),
+        (
+            {"optimizer": "schedule_free", "schedule": "constant", "ema_decay": 0.9},
+            "train.ema_decay must be None with train.optimizer schedule_free",
+        ),
     ],
 )
 def test_fields_that_conflict_are_one_clear_error(train: dict[str, Any], message: str) -> None:
