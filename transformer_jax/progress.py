@@ -77,7 +77,7 @@ class Note(UserWarning):
 def note(text: str) -> None:
     """Issue a `Note` whose location is the line outside this package that called the package."""
     level, frame = 1, sys._getframe()
-    # A script has no package.
+    # In a script, `__package__` is None.
     while frame is not None and str(frame.f_globals.get("__package__")).startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, Note, stacklevel=level)

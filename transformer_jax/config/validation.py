@@ -82,7 +82,7 @@ def part_of(*own: str) -> PartName:
 
 @dataclass(frozen=True)
 class UsedBy:
-    """The architectures that use a field. A field without this mark is used by all of them."""
+    """The architectures that use a field. All architectures use a field without this mark."""
 
     architectures: tuple[str, ...]
 

@@ -32,8 +32,8 @@ _beats = 0
 def connect() -> bool:
     """Start the heartbeat if this process has a supervisor; return whether it has one.
 
-    If so, this process exits when its supervisor exits, and it dumps its stacks on SIGUSR2. All
-    reports of progress call `busy`.
+    If so, this process exits when its supervisor exits, and it dumps its stacks on SIGUSR2. Each
+    report of progress calls `busy`.
     """
     global _pipe
     if _pipe is None and VARIABLE in os.environ:
