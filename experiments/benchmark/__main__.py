@@ -122,7 +122,7 @@ class Decode(MeasureCommand):
 
 @dataclass(frozen=True)
 class Input(MeasureCommand):
-    """Compare the speed of training with the input pipeline and with preloaded full batches."""
+    """Compare a run's training loop with the same steps on preloaded batches."""
 
     config: Positional[Annotated[str, arg(metavar="CONFIG")]] = ""
     """A config file. Default: multi30k if $TRANSFORMER_JAX_DATA is set, otherwise tiny."""
@@ -130,9 +130,9 @@ class Input(MeasureCommand):
     steps: int = 10
 
     def run(self) -> None:
-        """Measure, print, and save the speed of the input pipeline."""
+        """Measure, print, and save the speed of the training loop."""
         usual = "multi30k" if "TRANSFORMER_JAX_DATA" in os.environ else "tiny"
-        part = benchmarks.pipeline(load_config(self.config or usual), self.settings)
+        part = benchmarks.loop("input", load_config(self.config or usual), self.settings)
         self.save(Results.collect("input", [part]))
 
 
@@ -163,26 +163,21 @@ class Scaling(MeasureCommand):
 
 @dataclass(frozen=True)
 class Gpu(MeasureCommand):
-    """Measure training and decoding speed on a GPU within minutes, without network access."""
+    """Measure everything that needs a GPU, without network access; --resume continues."""
 
-    data: str | None = None
-    """The config that specifies which text to use. Default: number words."""
-    minutes: float = 7.5
+    minutes: float = 9.0
     """Time limit for the whole command."""
     toy: bool = False
     """Use toy models to try the command on any device."""
     resume: Path | None = None
     """A result file that this command wrote. Run only missing benchmarks, and update the file."""
-    # A training round has one step per batch, so the number of steps is not an option.
+    # Each benchmark has its own number of steps.
     steps: Suppress[Fixed[int]] = 1
 
     def run(self) -> None:
         """Run the benchmarks that fit into the time limit, and print and save their results."""
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
-        config = (
-            load_config(self.data) if self.data else on_gpu.number_words_config(is_toy=self.toy)
-        )
         if not self.toy:
             on_gpu.check_gpu_is_available(self.settings)
         results, folder = Results.collect("gpu", []), self.out
@@ -190,18 +185,21 @@ class Gpu(MeasureCommand):
             now, results, folder = results, Results.open(self.resume), self.resume.parent
             if (now.machine, now.commit) != (results.machine, results.commit):
                 raise UsageError(f"{self.resume} is from another machine or another commit")
+        path = results.store(folder)
 
         def store(measured: Sequence[Benchmark]) -> None:
             replace(results, benchmarks=list(measured)).store(folder)
 
         measured, skipped = on_gpu.gpu(
-            config,
-            on_gpu.TOY if self.toy else on_gpu.FULL,
+            on_gpu.toy_amount() if self.toy else on_gpu.full_amount(),
             self.settings,
             seconds=60 * self.minutes,
+            folder=path.with_suffix(""),
             store=store,
             earlier=results.benchmarks,
         )
+        if skipped:
+            stderr.print(f"continue with `{PROGRAM} gpu --resume {path}`")
         self.save(replace(results, benchmarks=measured, skipped=skipped), folder)
 
 

@@ -4,10 +4,8 @@ External benchmarks call `train_step` and `decode`. The project's own benchmark 
 the module `tasks`.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -21,8 +19,9 @@ from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import Params, init_params
 from transformer_jax.special_tokens import EOS
 from transformer_jax.training.compiled_step import CompiledStep
+from transformer_jax.training.joint import JointStep, Slots
 from transformer_jax.training.sharding import SHARDINGS
-from transformer_jax.training.step import StepMetrics, TrainState, TrainStep, init_state
+from transformer_jax.training.step import StepMetrics, TrainStep, init_state
 
 
 def make_config(sizes: Mapping[str, Any]) -> Config:
@@ -52,23 +51,24 @@ def make_config(sizes: Mapping[str, Any]) -> Config:
 class Trainer:
     """A training loop without data preparation, reports, or checkpoints."""
 
-    state: TrainState
-
     def __init__(
         self,
         config: Config,
         vocab_size: int,
         source_vocab_size: int | None = None,
         *,
-        paused: Callable[[], contextlib.AbstractContextManager[None]] = nullcontext,
+        num_runs: int = 1,
     ) -> None:
-        """Initialize the parameters at random, as in a run."""
+        """Initialize the parameters at random, as in `num_runs` runs with different seeds."""
         self.model = build_transformer(config.model, vocab_size, source_vocab_size)
         self.sharding = SHARDINGS[config.train.parallelism]()
         self.compile_seconds = 0.0
-        self._paused = paused
-        self._step = CompiledStep(TrainStep(self.model, config.train), self.sharding)
-        self.state = self.sharding.place_state(init_state(self.model, config.train))
+        step = TrainStep(self.model, config.train)
+        configs = [config.change(train={"seed": seed}).train for seed in range(num_runs)]
+        states = [self.sharding.place_state(init_state(self.model, one)) for one in configs]
+        self.slots = Slots(states)
+        step = JointStep.combine(*[step] * num_runs) if self.slots.is_joint else step
+        self._step = CompiledStep(step, self.sharding, self.slots.num_runs)
 
     def step(self, batch: Batch, placed: Batch | None = None) -> StepMetrics:
         """Start a step, compiling it if needed; return its metrics without waiting for them.
@@ -76,23 +76,22 @@ class Trainer:
         For `placed`, see `CompiledStep`.
         """
         if not self._step.is_compiled_for(batch):
-            with self._paused():
-                start = time.perf_counter()
-                self._step.compile(self.state, batch)
-                self.compile_seconds += time.perf_counter() - start
-        self.state, metrics = self._step(self.state, batch, placed)
+            start = time.perf_counter()
+            self._step.compile(self.slots.states, batch)
+            self.compile_seconds += time.perf_counter() - start
+        self.slots.states, metrics = self._step(self.slots.states, batch, placed)
         return metrics
 
     @property
     def parameters(self) -> int:
         """The number of parameters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        return sum(leaf.size for leaf in jax.tree.leaves(self.slots.read(0).params))
 
 
 def mean_loss(metrics: StepMetrics) -> float:
-    """Wait for a step to finish and return its loss per token."""
+    """Wait for a step to finish and return its loss per token, of all runs."""
     loss = jax.device_get(metrics.loss)
-    return float(loss.smoothed / loss.count)
+    return float(loss.smoothed.sum() / loss.count.sum())
 
 
 def train_step(

@@ -1,16 +1,17 @@
-"""Benchmarks of training, decoding, the input pipeline, and the cost of longer sentences."""
+"""Benchmarks of training, decoding, the training loop, and the cost of longer sentences."""
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmark.adapter import make_config
 from experiments.benchmark.measurements import Benchmark, summarize
-from experiments.benchmark.rounds import Settings, quartiles, run_rounds
+from experiments.benchmark.rounds import Settings, WorkerSpec, quartiles, run_rounds
 from experiments.benchmark.workloads import (
     Sizes,
     count_target_tokens,
@@ -20,7 +21,6 @@ from experiments.benchmark.workloads import (
 )
 from transformer_jax.config import Config
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.training.flops import step_flops
 
@@ -29,6 +29,26 @@ TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "pe
 DECODERS = {"ours": "tasks.translate", "ctranslate2": "peers.ctranslate2", "hf": "peers.generate"}
 # Sentence lengths to compare. Steps have the same number of tokens at every length.
 LENGTHS = (128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of this project's training step."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the config, by section."""
+    flags: str = ""
+    """Flags to add to XLA_FLAGS."""
+    num_runs: int = 1
+    """The number of runs in one program."""
+
+    def describe_worker(self, name: str, task: Mapping[str, Any], settings: Settings) -> WorkerSpec:
+        """Return a worker that trains with this variant, given the task of `tasks.train`."""
+        task = {**task, "changes": self.changes, "runs": self.num_runs}
+        spec = settings.describe_worker(name, "tasks.train", task)
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {self.flags}".strip()
+        more = {"XLA_FLAGS": flags} if self.flags else {}
+        return replace(spec, environment={**spec.environment, **more})
 
 
 @contextmanager
@@ -66,33 +86,30 @@ def train(
     only: str | None = None,
     usual: Sequence[str] = ("ours", "torch"),
     references: Sequence[str] = ("torch", "torch-compiled"),
-    batches: Sequence[Batch] = (),
+    variants: Mapping[str, Variant] | None = None,
     again: bool = True,
-    work: Mapping[str, Any] | None = None,
 ) -> Benchmark:
-    """Compare the speed of training steps.
+    """Compare the speed of training steps on a batch without padding.
 
     Args:
         name: the name of the benchmark.
-        sizes: the dimensions of the model, and of the batch unless `batches` is given.
+        sizes: the dimensions of the model and of the batch.
         settings: the measurement settings.
         only: a comma-separated list of workers.
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.
-        batches: batches of real text; each round uses `settings.steps` of them.
+        variants: more workers of this project, by name.
         again: whether to start this project's worker a second time at the end, to measure how much
             time the compilation cache saves.
-        work: a description of the batches.
     """
-    batches = batches or [full_batch(sizes)]
+    batch, variants = full_batch(sizes), variants or {}
     config = make_config(dataclasses.asdict(sizes)).model
-    tokens = sum(map(count_target_tokens, batches))
-    flops = sum(step_flops(config, sizes.vocab, batch) for batch in batches) / tokens
+    flops = step_flops(config, sizes.vocab, batch) / count_target_tokens(batch)
     with isolated_cache(settings) as (inside, folder):
         task = {
             "sizes": dataclasses.asdict(sizes),
-            "arrays": save_batches(folder / "work.npz", batches),
+            "arrays": save_batches(folder / "work.npz", [batch]),
         }
         specs = {
             key: inside.describe_worker(
@@ -100,11 +117,12 @@ def train(
             )
             for key in select_names(only, TRAINERS, usual)
         }
+        specs |= {key: one.describe_worker(key, task, inside) for key, one in variants.items()}
         result = summarize(
             run_rounds(list(specs.values()), inside),
             name,
             unit="target tokens",
-            work={"steps": settings.steps, **task["sizes"], **(work or {})},
+            work={"steps": settings.steps, **task["sizes"]},
             references=references,
             flops=flops,
         )
@@ -173,44 +191,26 @@ def decode(
     )
 
 
-def sweep(name: str, config: Config, settings: Settings, seeds: Sequence[int]) -> Benchmark:
-    """Measure whole sweeps of one row with different numbers of seeds, from start to scores.
+def loop(name: str, config: Config, settings: Settings) -> Benchmark:
+    """Compare a run's training loop with the same steps on preloaded batches of the same shapes.
 
-    The first call starts with an empty compilation cache, and the rounds start with a warm cache.
-    Each speed is relative to the first number of seeds.
+    The run reads, gathers, and places batches, and reports after each round. It is not evaluated.
     """
-    with isolated_cache(settings) as (inside, _):
-        specs = [
-            inside.describe_worker(
-                f"{count} seeds", "tasks.sweep", {"config": config.to_dict(), "seeds": count}
-            )
-            for count in seeds
-        ]
+    steps = settings.steps * (2 + settings.rounds)
+    with isolated_cache(settings) as (inside, folder):
+        config = config.change(
+            train={
+                "steps": config.train.steps + steps,
+                "log_every": settings.steps,
+                "checkpoint_unit": "step",
+                "checkpoint_every": config.train.steps + steps,
+            }
+        )
+        task = {"config": config.to_dict(), "turn": settings.steps, "folder": str(folder / "run")}
+        # The second worker loads the programs that the first one compiled.
+        specs = [inside.describe_worker(key, f"tasks.{key}", task) for key in ("preloaded", "loop")]
         rounds = run_rounds(specs, inside)
-    work = {"steps": config.train.steps, "data.batch_tokens": config.data.batch_tokens}
-    return summarize(
-        rounds, name, unit="target tokens", work=work, references=(f"{seeds[0]} seeds",)
-    )
-
-
-def pipeline(config: Config, settings: Settings) -> Benchmark:
-    """Compare training on a config's text with training on preloaded full batches.
-
-    Both workers run the same compiled training steps on the same shapes in the same order. The
-    speed ratio shows the combined cost of padding and of gathering batches. To exclude the cost of
-    padding, divide the speed ratio by the fraction of positions that are tokens (the density).
-    """
-    with isolated_cache(settings) as (inside, _):
-        steps = settings.rounds * settings.steps
-        task = {"config": config.to_dict(), "steps": steps}
-        specs = [
-            inside.describe_worker(
-                key, "tasks.pipeline", {**task, "is_preloaded": key == "preloaded"}
-            )
-            for key in ("pipeline", "preloaded")
-        ]
-        rounds = run_rounds(specs, inside)
-    work = {
+    about = {
         "steps": settings.steps,
         "rounds": settings.rounds,
         **{f"model.{k}": v for k, v in config.to_dict()["model"].items()},
@@ -218,15 +218,15 @@ def pipeline(config: Config, settings: Settings) -> Benchmark:
         "data.batch_tokens": config.data.batch_tokens,
     }
     notes = list[str]()
-    if "pipeline" in rounds.workers:
-        facts = rounds.workers["pipeline"].startup.facts
+    if "preloaded" in rounds.workers:
+        facts = rounds.workers["preloaded"].startup.facts
         notes.append(
-            f"An epoch has {facts['batches_per_epoch']} batches of {facts['shapes']} shapes, and "
-            f"{facts['density']:.1%} of positions are tokens. Compiling all shapes took "
-            f"{facts['compile_seconds']:.1f} s, and the second process loaded them from the cache."
+            f"The batches have {facts['shapes']} shapes, and {facts['density']:.1%} of the "
+            "positions are tokens, for both workers."
         )
+    references = ("preloaded",)
     return summarize(
-        rounds, "input", unit="target tokens", work=work, references=("preloaded",), notes=notes
+        rounds, name, unit="target tokens", work=about, references=references, notes=notes
     )
 
 

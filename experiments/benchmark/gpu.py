@@ -1,30 +1,47 @@
-"""Run all GPU benchmarks with one command that takes only a few minutes.
+"""Measure everything that needs a GPU with one command, which a later call can continue.
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
 lack of time. Only one worker runs at a time, so each has the whole device and its memory, and the
 duration of its first call shows the cost of compilation.
 """
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from experiments.benchmark.benchmarks import TRAINERS, decode, sweep, train
+from experiments.benchmark.benchmarks import TRAINERS, Variant, decode, loop, train
+from experiments.benchmark.commands import run, sweep
 from experiments.benchmark.measurements import Benchmark
-from experiments.benchmark.rounds import Settings, WorkerSpec, run_rounds
-from experiments.benchmark.workloads import (
-    SIZES,
-    Sizes,
-    count_target_tokens,
-    text_batches,
-    text_sources,
-)
+from experiments.benchmark.rounds import Settings, WorkerFailedError, WorkerSpec, run_rounds
+from experiments.benchmark.workloads import SIZES, Sizes, text_sources
 from transformer_jax.config import Config
+from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.errors import UsageError
 
-# Skip a benchmark if fewer than this many seconds, and less than a quarter of the time limit,
-# remain.
-LEAST = 45.0
+# A benchmark that is skipped for lack of time needs more seconds than remain, and more than this
+# share of the time limit.
+MAX_SHARE = 0.75
+ANY_ORDER = Variant(flags="--xla_gpu_deterministic_ops=false")
+TRITON = Variant(flags="--xla_gpu_enable_triton_gemm=true")
+# Changes to base, which has an attention dropout of 0.1, as the other libraries.
+VARIANTS = {
+    "paper": Variant({"model": {"attention_dropout": 0.0}}),
+    "cudnn": Variant({"model": {"attention_dropout": 0.0, "attention_implementation": "cudnn"}}),
+    "no dropout": Variant({"model": {"attention_dropout": 0.0, "dropout": 0.0}}),
+    "any order of sums": ANY_ORDER,
+    "triton": TRITON,
+}
+# The rows of table3 that `table3_multi30k` leaves out because they are slow on a CPU.
+MORE_ROWS = {
+    "C2": {"num_layers": 3},
+    "C3": {"num_layers": 4},
+    "C4": {"d_model": 64, "d_k": 8, "d_v": 8},
+    "C5": {"d_model": 256, "d_k": 32, "d_v": 32},
+    "C7": {"d_ff": 512},
+    "big": {"d_model": 256, "d_ff": 512, "num_heads": 16, "d_k": 16, "d_v": 16, "dropout": 0.3},
+}
 
 
 @dataclass(frozen=True)
@@ -33,167 +50,181 @@ class Amount:
 
     base: Sizes
     big: Sizes
-    tokens: int
-    """The minimum average number of target tokens per training step."""
-    batches: int
-    """Batches per round."""
-    shapes: int
-    """The maximum number of distinct shapes among the batches."""
+    recipe: Sizes
+    row: Sizes
+    """A row of `table3_multi30k`, with a batch of 1,024 tokens."""
+    variants: Mapping[str, Variant]
+    groups: Sequence[int]
+    """The numbers of runs in one program."""
+    trainers: Sequence[str]
+    steps: int
+    """Steps per round, and of a run, in hundreds."""
     sentences: int
-    trainers: tuple[str, ...]
-    sweep_steps: int
-    """Training steps per run of a sweep."""
-    seeds: tuple[int, ...]
-    """The numbers of seeds for which a sweep is measured."""
+    rows: Mapping[str, Config]
+    """The rows of a sweep."""
+    seeds: int
+    run: Config
+    """The config of a run."""
 
 
-FULL = Amount(
-    base=replace(SIZES["base"], vocab=37_000, dtype="bfloat16"),
-    big=replace(SIZES["big"], vocab=37_000, dtype="bfloat16"),
-    tokens=25_000,
-    batches=8,
-    shapes=2,
-    sentences=3000,
-    trainers=tuple(TRAINERS),
-    sweep_steps=1000,
-    seeds=(1, 3, 8),
-)
-# The vocabulary of the short number-word corpus has fewer than 512 tokens.
-TOY = Amount(
-    base=replace(SIZES["toy"], vocab=512, dtype="bfloat16"),
-    big=replace(SIZES["toy"], vocab=512, d_model=32, dtype="bfloat16"),
-    tokens=200,
-    batches=2,
-    shapes=1,
-    sentences=8,
-    # torch.compile takes minutes on a CPU.
-    trainers=("ours", "torch"),
-    sweep_steps=2,
-    seeds=(1,),
-)
+def full_amount() -> Amount:
+    """Return the amount of work on a GPU.
+
+    The text is Multi30k if the environment variable TRANSFORMER_JAX_DATA is set. Otherwise, it
+    consists of as many lines of numbers, written as words.
+    """
+    recipe = load_config("multi30k").change(train={"steps": 1000}, data={"max_batch_shapes": None})
+    rows = {name: row.config for name, row in load_rows("table3_multi30k").items()}
+    rows |= {name: rows["base"].change(model=changes) for name, changes in MORE_ROWS.items()}
+    if "TRANSFORMER_JAX_DATA" not in os.environ:
+        recipe = with_number_words(recipe, vocab_size=1000)
+        rows = {name: with_number_words(row, vocab_size=1000) for name, row in rows.items()}
+    small = Sizes(d_model=128, layers=4, heads=4, d_ff=256, vocab=9712, batch=288, src=23, tgt=24)
+    full = {"vocab": 37_000, "batch": 512, "src": 48, "tgt": 48, "dtype": "bfloat16"}
+    return Amount(
+        base=replace(SIZES["base"], **full),
+        big=replace(SIZES["big"], **full),
+        recipe=small,
+        row=replace(small, layers=2, heads=8, vocab=2000, batch=40),
+        variants=VARIANTS,
+        groups=(1, 3, 8, 16),
+        trainers=tuple(TRAINERS),
+        steps=10,
+        sentences=3000,
+        rows=rows,
+        seeds=3,
+        run=recipe,
+    )
 
 
-def number_words_config(*, is_toy: bool) -> Config:
+def toy_amount() -> Amount:
+    """Return an amount of work that a CPU does in a minute."""
+    toy = SIZES["toy"]
+    small = Config().change(
+        model={"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "d_k": 8, "d_v": 8},
+        data={"num_pairs": 300, "vocab_size": 200, "batch_tokens": 512, "max_batch_shapes": 1},
+        train={"steps": 4, "checkpoint_every": 4, "checkpoint_unit": "step", "log_every": 2},
+        # An untrained model rarely ends a sentence, so searches usually run up to the limit.
+        decode={"beam_size": 1, "max_extra_length": 1, "average_checkpoints": 1},
+    )
+    small = with_number_words(small)
+    return Amount(
+        base=replace(toy, dtype="bfloat16"),
+        big=replace(toy, d_model=32, dtype="bfloat16"),
+        recipe=toy,
+        row=toy,
+        variants={"paper": VARIANTS["paper"]},
+        groups=(1, 2),
+        # torch.compile takes minutes on a CPU.
+        trainers=("ours", "torch"),
+        steps=2,
+        sentences=8,
+        rows={"base": small, "D1": small.change(model={"dropout": 0.0})},
+        seeds=1,
+        run=small,
+    )
+
+
+def with_number_words(config: Config, **data: int) -> Config:
     """Return a config that uses synthetic text: each line is one to three spelled-out numbers."""
-    pairs, vocab = (300, 200) if is_toy else (60_000, 1000)
-    # An untrained model rarely ends a sentence, so searches usually run up to the limit.
-    decode = {"beam_size": 1, "max_extra_length": 1} if is_toy else {}
-    return Config().change(
-        data={"num_pairs": pairs, "max_numbers_per_line": 3, "vocab_size": vocab}, decode=decode
-    )
-
-
-def sweep_config(config: Config, steps: int) -> Config:
-    """Return the config of a sweep: small models, and batches as in `table3_multi30k`."""
-    return config.change(
-        model={
-            "num_layers": 2,
-            "d_model": 128,
-            "d_ff": 512,
-            "num_heads": 4,
-            "d_k": 32,
-            "d_v": 32,
-        },
-        data={"batch_tokens": 1024},
-        train={"steps": steps, "checkpoint_every": steps, "log_every": max(1, steps // 4)},
-    )
+    names = ("num_pairs", "vocab_size", "batch_tokens", "max_batch_shapes", "max_length")
+    kept = {name: getattr(config.data, name) for name in names}
+    text = {**Config().to_dict()["data"], **kept, "max_numbers_per_line": 3, **data}
+    return config.change(data=text)
 
 
 def gpu(
-    config: Config,
     amount: Amount,
     settings: Settings,
     *,
     seconds: float,
+    folder: Path,
     store: Callable[[Sequence[Benchmark]], object] = lambda _: None,
     earlier: Sequence[Benchmark] = (),
 ) -> tuple[list[Benchmark], list[str]]:
-    """Measure training, decoding, and sweeps; return the results and the skipped benchmarks.
+    """Run all benchmarks; return the results and the skipped benchmarks.
 
     Args:
-        config: the config that specifies the text.
         amount: the amount of work to do.
         settings: the measurement settings.
         seconds: the time limit.
+        folder: the folder of the sweep, in which a later call continues.
         store: a function that receives all results so far after each benchmark.
         earlier: results that are already known.
-
-    Raises:
-        UsageError: the text's vocabulary is too large for the model.
     """
     until = time.monotonic() + seconds
-    settings = replace(settings, alone=True)
-    batches = text_batches(config, amount.tokens, shapes=amount.shapes, count=amount.batches)
-    sources = text_sources(config, amount.sentences)
-    highest = max(int(side.max()) for batch in batches for side in batch)
-    if highest >= amount.base.vocab - 1:
-        raise UsageError(
-            f"--data must have fewer than {amount.base.vocab - 1} tokens, and this text has more "
-            f"than {highest}"
-        )
-    tokens = sum(map(count_target_tokens, batches)) / len(batches)
-    filled = sum(int((side != 0).sum()) for b in batches for side in b)
-    density = filled / sum(side.size for b in batches for side in b)
-    work = {
-        "text": config.data.corpus,
-        "target_tokens_a_step": round(tokens),
-        "density": round(density, 3),
-        "shapes": " ".join(sorted({f"{b.source.shape}+{b.target.shape}" for b in batches})),
-    }
+    settings = replace(settings, alone=True, steps=amount.steps, until=until)
+    benchmarks, skipped = list(earlier), list[str]()
+    known = {part.name for part in earlier}
+    for name, (needed, measure) in _plan(amount, folder).items():
+        if name in known:
+            continue
+        left = until - time.monotonic()
+        if left < min(needed, MAX_SHARE * seconds):
+            skipped.append(f"{name}: {max(left, 0):.0f} of about {needed} s left")
+            continue
+        settings.say(f"{name}, about {needed} s")
+        try:
+            part = measure(name, settings)
+        except WorkerFailedError as why:
+            skipped.append(f"{name}: {why}")
+            continue
+        if part.measurements:
+            benchmarks.append(part)
+            store(benchmarks)
+        else:
+            reasons = (f"{worker}: {why}" for worker, why in part.skipped.items())
+            skipped.append(f"{name}: {'; '.join(reasons)}")
+    return benchmarks, skipped
 
-    def training(sizes: Sizes) -> Callable[[str, Settings], Benchmark]:
+
+def _plan(
+    amount: Amount, folder: Path
+) -> dict[str, tuple[int, Callable[[str, Settings], Benchmark]]]:
+    """Return each benchmark in order of importance, with the seconds that it needs on an H100."""
+
+    def steps(
+        sizes: Sizes, trainers: Sequence[str], variants: Mapping[str, Variant]
+    ) -> Callable[[str, Settings], Benchmark]:
         return lambda name, settings: train(
             name,
             sizes,
-            replace(settings, steps=len(batches)),
-            usual=amount.trainers,
-            references=("torch-compiled", "torch"),
-            batches=batches,
+            settings,
+            usual=trainers,
+            references=("torch-compiled", "torch", "ours", "1 runs"),
+            variants=variants,
             again=False,
-            work=work,
         )
 
-    # Each number is the fraction of the remaining time that the benchmark may take.
-    plan: dict[str, tuple[float, Callable[[str, Settings], Benchmark]]] = {
-        "train base": (0.38, training(amount.base)),
-        "train big": (0.45, training(amount.big)),
-        "sweep": (
-            0.6,
-            lambda name, settings: sweep(
-                name,
-                sweep_config(config, amount.sweep_steps),
-                replace(settings, steps=1, rounds=1),
-                amount.seeds,
-            ),
-        ),
+    groups = {f"{count} runs": Variant(num_runs=count) for count in amount.groups}
+    compiled = [name for name in amount.trainers if name != "torch"]
+    return {
+        "run": (120, lambda name, settings: run(name, amount.run, settings)),
+        "train base": (240, steps(amount.base, amount.trainers, {})),
+        "train recipe": (150, steps(amount.recipe, amount.trainers, {"any order": ANY_ORDER})),
+        "groups": (180, steps(amount.row, (), groups)),
+        "loop": (120, lambda name, settings: loop(name, amount.run, settings)),
+        "variants of base": (260, steps(amount.base, ["ours"], amount.variants)),
+        "train big": (200, steps(amount.big, compiled, {"paper": VARIANTS["paper"]})),
         "decode base, beam 4": (
-            1.0,
+            120,
             lambda name, settings: decode(
                 name,
                 amount.base,
                 replace(settings, steps=1, rounds=min(3, settings.rounds)),
                 beam_size=4,
-                sources=sources,
+                sources=text_sources(amount.run, amount.sentences),
                 extra=10,
                 usual=("ours", "hf"),
                 references=("hf",),
             ),
         ),
+        # A later call continues the sweep, so any time suffices.
+        "sweep": (
+            100,
+            lambda name, settings: sweep(name, amount.rows, amount.seeds, settings, folder),
+        ),
     }
-    benchmarks, skipped = list(earlier), list[str]()
-    known = {part.name for part in earlier}
-    for name, (share, measure) in plan.items():
-        if name in known:
-            continue
-        left = until - time.monotonic()
-        if left < min(LEAST, seconds / 4):
-            skipped.append(f"{name}: {max(left, 0):.0f} s left")
-            continue
-        settings.say(f"{name}, at most {left * share:.0f} s")
-        begun = replace(settings, until=time.monotonic() + left * share)
-        benchmarks.append(measure(name, begun))
-        store(benchmarks)
-    return benchmarks, skipped
 
 
 def check_gpu_is_available(settings: Settings) -> None:

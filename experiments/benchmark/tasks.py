@@ -1,37 +1,34 @@
-"""Tasks for this project's workers: training, translation, serving, and the input pipeline.
+"""Tasks for this project's workers: training, translation, serving, and the training loop.
 
 A worker passes its task (JSON data) to one of the functions in this module. The function returns
 the `Workload` that the task describes.
 """
 
 import itertools
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import transformer_jax
 from experiments.benchmark.adapter import Trainer, make_config, mean_loss, suppress_eos
 from experiments.benchmark.worker import RunResult, Workload, resident_bytes
 from experiments.benchmark.workloads import random_tokens
+from transformer_jax.api import train_folder
 from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
-from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.data.batches import Batch, Batches, Bucket
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.files import read_json_object
 from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.encoder_decoder import init_params
-from transformer_jax.parallel import map_ahead
-from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.special_tokens import EOS, PAD
-from transformer_jax.training.flops import peak_flops, step_flops
-from transformer_jax.training.meter import Meter
+from transformer_jax.training.flops import peak_flops
 
 
 def describe_device(dtype: str, **more: object) -> dict[str, Any]:
@@ -71,12 +68,14 @@ def train(task: Mapping[str, Any]) -> Workload:
     """Train on preloaded batches, cycling through them.
 
     Args:
-        task: a mapping with the keys `sizes` and `arrays` (the path to the saved batches).
+        task: a mapping with the keys `sizes` and `arrays` (the path to the saved batches), and
+            optionally `changes` (to the config) and `runs` (the number of runs in one program).
     """
     start_backend()
-    sizes, batches = task["sizes"], load_batches(task)
-    config = make_config(sizes)
-    trainer = Trainer(config, sizes["vocab"])
+    sizes, num_runs = task["sizes"], task.get("runs", 1)
+    config = make_config(sizes).change(**task.get("changes", {}))
+    trainer = Trainer(config, sizes["vocab"], num_runs=num_runs)
+    batches = [trainer.slots.join([batch] * num_runs) for batch in load_batches(task)]
     around = itertools.cycle((batch, int((batch.target != PAD).sum())) for batch in batches)
     about = describe_device(config.model.dtype, parameters=trainer.parameters)
 
@@ -158,96 +157,93 @@ def serve(task: Mapping[str, Any]) -> Workload:
     return Workload(turn, 1, describe_device(run.config.model.dtype), read_peak_bytes)
 
 
-def sweep(task: Mapping[str, Any]) -> Workload:
-    """Train and score one row with several seeds, as `transformer-jax sweep` does.
+def loop(task: Mapping[str, Any]) -> Workload:
+    """Train a run with the training loop, which waits after each turn.
 
-    The sweep's own processes use the device, so this process must not.
+    The first turn compiles all shapes, so it trains until all of them have occurred.
 
     Args:
-        task: a mapping with the keys `config` (JSON data) and `seeds` (their number).
+        task: a mapping with the keys `config` (JSON data), `folder` (for the run), and `turn` (the
+            number of steps in a turn). The config has a report after each turn.
     """
+    start_backend()
     config = Config.from_dict(task["config"])
-    prepared = prepare_text(config.data)
-    tokens = 0
-    for seed in range(task["seeds"]):
-        batches = prepared.batches(config.change(train={"seed": seed}))
-        tokens += sum(int(batches.lengths(n)[1].sum()) for n in range(config.train.steps))
-    about: dict[str, Any] = {"library": f"jax {jax.__version__}"}
+    about = describe_device(config.model.dtype)
+    batches = prepare_text(config.data).batches(config)
+    reports = queue.SimpleQueue[Mapping[str, float] | BaseException]()
+    turns = queue.SimpleQueue[None]()
+    first = _count_steps_until_all_shapes(batches, task["turn"])
+    at = itertools.count(0, task["turn"])
+
+    def wait_for_turn(values: Mapping[str, float]) -> None:
+        reports.put(values)
+        turns.get()
+
+    def train_run() -> None:
+        # This thread passes any failure to the main thread, which reports it.
+        try:
+            train_folder(config, Path(task["folder"]), callback=wait_for_turn, quiet=True)
+        except BaseException as error:  # noqa: BLE001
+            reports.put(error)
+
+    thread = threading.Thread(target=train_run, daemon=True)
 
     def turn(steps: int) -> RunResult:
-        scores: list[float] = []
-        for _ in range(steps):
-            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-                planned = transformer_jax.sweep(
-                    {"base": config}, Path(folder) / "sweep", seeds=task["seeds"], quiet=True
-                )
-                for run in planned.runs:
-                    reports = read_metrics(run.path / "metrics.jsonl")
-                    scores += [x["perplexity"] for x in reports[-1:]]
-                    [stored] = run.path.glob(f"checkpoints/{config.train.steps}/checkpoint.json")
-                    devices = read_json_object(stored)["custom_metadata"]["devices"]
-                    count, _, kind = devices.partition(" x ")
-                    about["device"] = f"{kind} x {count}"
-        return RunResult(steps * tokens, float(np.mean(scores)))
+        tokens, loss = 0, 0.0
+        for start in itertools.islice(at, steps // task["turn"]):
+            turns.put(None) if thread.is_alive() else thread.start()
+            report = reports.get()
+            if isinstance(report, BaseException):
+                raise report
+            loss = report["train/loss"]
+            tokens += _count_tokens(batches, range(start, start + task["turn"]))
+        return RunResult(tokens, loss)
 
-    return Workload(turn, 1, about)
+    return Workload(turn, first, about, read_peak_bytes)
 
 
-def pipeline(task: Mapping[str, Any]) -> Workload:
-    """Train on a config's text, doing the same work per step as the training loop.
+def preloaded(task: Mapping[str, Any]) -> Workload:
+    """Make the same steps as `loop` on preloaded random batches of the same shapes.
+
+    The number of tokens is that of the text's batches, which contain padding.
 
     Args:
-        task: a mapping with the keys `config` (JSON data), `steps`, and `is_preloaded`. If
-            `is_preloaded` is true, train on preloaded full batches that have the same shapes as the
-            text's batches, in the same order.
+        task: a mapping with the keys `config` (JSON data) and `turn` (the number of steps in a
+            turn).
     """
     start_backend()
     config = Config.from_dict(task["config"])
     prepared = prepare_text(config.data)
-    sizes = prepared.vocabulary.sizes
-    batches = prepared.batches(config)
-    # Measure the peak FLOP/s only once, because the measurement takes time.
-    about = describe_device(
-        config.model.dtype, shapes=len(batches.buckets), density=batches.density
-    )
-    meter = Meter(about["peak_flops"], [])
-    trainer = Trainer(config, **sizes, paused=meter.paused)
-    kept = {shape[:3]: _random_batch(shape, **sizes) for shape in batches.buckets}
-    # A batch must be gathered before its shape is known, so gather all batches before timing
-    # starts.
-    each = (batches[step] for step in range(task["steps"] if task["is_preloaded"] else 0))
-    shape_of = [(*batch.source.shape, batch.target.shape[1]) for batch in each]
-    about.update(parameters=trainer.parameters, batches_per_epoch=batches.per_epoch)
-
-    def stream() -> Iterator[Batch | int]:
-        # The first call compiles the training step for every batch shape.
-        yield from kept.values()
-        if task["is_preloaded"]:
-            yield from (kept[shape] for shape in shape_of)
-        else:
-            yield from itertools.count()
-
-    def read(source: Batch | int) -> tuple[Batch, Batch]:
-        shard = trainer.sharding.shard
-        batch = batches.local_batch(source, shard) if isinstance(source, int) else source
-        return batch, trainer.sharding.place_batch(batch)
-
-    # As in a run, a thread reads the next batches and copies them to the devices.
-    at_hand = map_ahead(read, stream())
+    sizes, batches = prepared.vocabulary.sizes, prepared.batches(config)
+    trainer = Trainer(config, **sizes)
+    about = describe_device(config.model.dtype, density=batches.density)
+    about.update(parameters=trainer.parameters, shapes=len(batches.buckets))
+    placed: dict[Bucket, tuple[Batch, Batch]] = {}
+    for shape in batches.buckets:
+        batch = _random_batch(shape, **sizes)
+        placed[shape] = batch, trainer.sharding.place_batch(batch)
+    at = itertools.count()
 
     def turn(steps: int) -> RunResult:
-        for batch, placed in itertools.islice(at_hand, steps):
-            meter.add(
-                trainer.step(batch, placed), step_flops(config.model, sizes["vocab_size"], batch)
-            )
-            meter.wait_for_earlier_step()
-        loss = mean_loss(meter.last)
-        tokens = sum(count for *_, count in meter.pending_metrics())
-        meter.read()
+        some = list(itertools.islice(at, steps))
+        shapes = [batches.upcoming(n, n + 1)[0] for n in some]
+        *_, last = [trainer.step(*placed[shape]) for shape in shapes]
+        loss = mean_loss(last)
         about["compile_seconds"] = trainer.compile_seconds
-        return RunResult(tokens, loss)
+        return RunResult(_count_tokens(batches, some), loss)
 
-    return Workload(turn, len(kept), about, read_peak_bytes)
+    first = _count_steps_until_all_shapes(batches, task["turn"])
+    return Workload(turn, first, about, read_peak_bytes)
+
+
+def _count_tokens(batches: Batches, steps: Iterable[int]) -> int:
+    return sum(int(batches.lengths(n)[1].sum()) for n in steps)
+
+
+def _count_steps_until_all_shapes(batches: Batches, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` after which all batch shapes have occurred."""
+    steps = range(multiple, batches.per_epoch + multiple, multiple)
+    return next(n for n in steps if len(batches.upcoming(0, n)) == len(batches.buckets))
 
 
 def _random_batch(shape: Bucket, vocab_size: int, source_vocab_size: int | None) -> Batch:

@@ -1,7 +1,6 @@
 """Model sizes and batches, shared by all workers."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from transformer_jax.config import Config
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.data.batches import Batch, Batches
+from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
@@ -97,43 +96,6 @@ def save_batches(path: Path, batches: Sequence[Batch]) -> str:
     arrays = {f"{i}.{side}": getattr(b, side) for i, b in enumerate(batches) for side in b._fields}
     np.savez(path, allow_pickle=False, **arrays)
     return str(path)
-
-
-def text_batches(config: Config, tokens: int, *, shapes: int, count: int) -> list[Batch]:
-    """Return batches of a config's text, restricted to the most common shapes.
-
-    Args:
-        config: the config that specifies the text.
-        tokens: the minimum average number of target tokens per batch. Batches from a small text can
-            have fewer target tokens.
-        shapes: the maximum number of shapes. Each shape requires one compilation.
-        count: the maximum number of batches.
-    """
-    from transformer_jax.data.prepare import prepare_text
-
-    text = prepare_text(config.data).tokens("train")
-    room = tokens
-    while True:
-        batches = Batches(*text, batch_tokens=room, seed=config.train.seed)
-        selected = _most_common(batches, shapes, count)
-        mean = sum(map(count_target_tokens, selected)) / len(selected)
-        if mean >= tokens or batches.per_epoch == len(batches.buckets):
-            return selected
-        # `batch_tokens` counts padding but `tokens` does not, so increase `batch_tokens`.
-        room = round(room * min(2.0, 1.01 * tokens / mean)) + 1
-
-
-def _most_common(batches: Batches, shapes: int, count: int) -> list[Batch]:
-    """Return the first `count` batches of an epoch whose shapes are among the most common.
-
-    `shapes` is the number of shapes to keep. The function keeps the shapes whose batches have the
-    most positions in total.
-    """
-    most = sorted(batches.buckets, key=lambda s: -s.batches * s.rows * (s.source + s.target))
-    wanted = {shape[:3] for shape in most[:shapes]}
-    every = (batches[step] for step in range(batches.per_epoch))
-    matching = (b for b in every if (*b.source.shape, b.target.shape[1]) in wanted)
-    return list(itertools.islice(matching, count))
 
 
 def text_sources(config: Config, count: int) -> list[list[int]]:

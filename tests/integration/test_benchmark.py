@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_configs import NUMBER_WORDS, SMALL
+from example_configs import SMALL
 from run_files import write_untrained_run
 
-from experiments.benchmark import adapter, benchmarks, tasks
+from experiments.benchmark import adapter, benchmarks, commands, tasks
 from experiments.benchmark import gpu as on_gpu
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.compare import all_ratios, compare
 from experiments.benchmark.measurements import Benchmark, Measurement
 from experiments.benchmark.results import Results, to_markdown
-from experiments.benchmark.rounds import Settings, WorkerSpec, quartiles, run_rounds
+from experiments.benchmark.rounds import (
+    Settings,
+    WorkerFailedError,
+    WorkerSpec,
+    quartiles,
+    run_rounds,
+)
 from experiments.benchmark.serving import length_limits, read_lines, serve
 from experiments.benchmark.worker import Sample
 from experiments.benchmark.workloads import (
@@ -31,12 +37,10 @@ from experiments.benchmark.workloads import (
     load_sizes,
     random_sources,
     save_batches,
-    text_batches,
 )
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError, SweepFailedError, UsageError
 from transformer_jax.inference.trained_run import load
-from transformer_jax.training import loop
 from transformer_jax.training.flops import step_flops
 
 
@@ -261,15 +265,6 @@ def test_workers_run_in_interleaved_rounds_of_alternating_order(tmp_path: Path) 
     assert "fell ill" in outcome.skipped["c"]
 
 
-def test_text_batches_have_the_requested_number_of_tokens() -> None:
-    config = SMALL.change(data={**NUMBER_WORDS, "num_pairs": 2000})
-    for tokens in (100, 400):
-        batches = text_batches(config, tokens, shapes=2, count=6)
-        assert np.mean([count_target_tokens(batch) for batch in batches]) >= tokens
-        assert len({batch.target.shape for batch in batches}) <= 2
-        assert len(batches) == 6
-
-
 @pytest.mark.slow
 def test_our_workers_train_and_translate_their_task(tmp_path: Path) -> None:
     sizes = SIZES["toy"]
@@ -305,25 +300,22 @@ def test_external_benchmarks_can_call_train_step_and_decode() -> None:
 
 
 @pytest.mark.slow
-def test_pipeline_batches_are_those_of_a_run_and_preloaded_batches_have_the_same_shapes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Reuse the training steps that other tests have compiled; see `training_runs.py`.
-    monkeypatch.setattr(adapter, "TrainStep", loop.TrainStep)
-    batches = prepare_text(SMALL.data).batches(SMALL)
-    task = {"config": SMALL.to_dict(), "steps": batches.per_epoch + 2}
-    real = tasks.pipeline({**task, "is_preloaded": False})
-    kept = tasks.pipeline({**task, "is_preloaded": True})
-    assert real.cycle == kept.cycle == len(batches.buckets) == real.facts["shapes"]
-    # The first call runs one random batch of each shape.
-    assert real.run(real.cycle).units == kept.run(kept.cycle).units
-    for steps in ([0], [1, 2], list(range(3, batches.per_epoch + 2))):
-        some = [batches[step] for step in steps]
-        done, full = real.run(len(steps)), kept.run(len(steps))
-        assert done.units == sum(map(count_target_tokens, some))
-        assert full.units == sum(batch.target.size for batch in some)
-        assert done.units < full.units
-    assert real.facts["density"] == batches.density
+def test_the_preloaded_worker_makes_the_steps_of_the_loop(tmp_path: Path) -> None:
+    config = SMALL.change(train={"steps": 100, "log_every": 2, "checkpoint_every": 100})
+    batches = prepare_text(config.data).batches(config)
+    task = {"config": config.to_dict(), "turn": 2, "folder": str(tmp_path / "run")}
+    run, kept = tasks.loop(task), tasks.preloaded(task)
+    assert run.cycle == kept.cycle
+    assert run.cycle % 2 == 0
+    # The first call compiles every shape.
+    assert len(batches.upcoming(0, run.cycle)) == len(batches.buckets)
+    start = 0
+    for steps in (run.cycle, 2, 4):
+        some = [batches[step] for step in range(start, start + steps)]
+        start += steps
+        expected = sum(map(count_target_tokens, some))
+        assert run.run(steps).units == kept.run(steps).units == expected
+    assert kept.facts["density"] == batches.density
 
 
 @pytest.mark.exhaustive
@@ -331,11 +323,11 @@ def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
-    (tmp_path / "mine.py").write_text("from example_configs import NUMBER_WORDS, SMALL as CONFIG\n")
+    (tmp_path / "mine.py").write_text("from example_configs import SMALL as CONFIG\n")
     options = ["--out", str(tmp_path / "out"), "--rounds", "2"]
     assert main(["input", str(tmp_path / "mine.py"), *options]) == 0
     printed = capsys.readouterr().out
-    assert "of positions are tokens. Compiling all shapes took" in printed
+    assert "of the positions are tokens, for both workers" in printed
     assert "Ratios are relative to preloaded" in printed
     [path] = (tmp_path / "out").glob("input-*.json")
     assert main(["compare", str(path), str(path)]) == 0
@@ -358,31 +350,55 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs.")
 
 
+GPU_BENCHMARKS = [
+    "run",
+    "train base",
+    "train recipe",
+    "groups",
+    "loop",
+    "variants of base",
+    "train big",
+    "decode base, beam 4",
+    "sweep",
+]
+
+
 @pytest.mark.exhaustive
 def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Run only our worker, because the other libraries may not be installed.
-    monkeypatch.setattr(on_gpu, "TOY", dataclasses.replace(on_gpu.TOY, trainers=("ours",)))
+    # Run only our workers, because the other libraries may not be installed.
+    amount = dataclasses.replace(on_gpu.toy_amount(), trainers=("ours",))
+    monkeypatch.setattr(on_gpu, "toy_amount", lambda: amount)
     options = ["--rounds", "1", "--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *options]) == 0
     shown = capsys.readouterr()
     assert "hf was skipped" in shown.out
+    assert "Bit-identical: yes" in shown.out
+    assert "2 of 2 runs took" in shown.out
     [path] = tmp_path.glob("gpu-*.json")
-    found = Results.open(path)
-    assert [part.name for part in found.benchmarks] == [
-        "train base",
-        "train big",
-        "sweep",
-        "decode base, beam 4",
-    ]
-    for part in found.benchmarks:
-        name = "1 seeds" if part.name == "sweep" else "ours"
-        assert len(part.measurements[name].samples) == 1
-    base = found.benchmarks[0]
-    assert base.work["target_tokens_a_step"] >= on_gpu.TOY.tokens
+    found = {part.name: part for part in Results.open(path).benchmarks}
+    assert list(found) == GPU_BENCHMARKS
+    for part in found.values():
+        assert {len(x.samples) for x in part.measurements.values()} == {1}
+    assert [*found["groups"].measurements] == ["1 runs", "2 runs"]
+    assert [*found["train recipe"].measurements] == ["ours", "any order"]
+    base = found["train base"]
     assert base.work["dtype"] == "bfloat16"
     assert 0 < (base.measurements["ours"].utilization or 0) < 1
+
+
+@pytest.mark.exhaustive
+def test_a_sweep_that_needs_more_time_continues_and_adds_up_its_time(tmp_path: Path) -> None:
+    amount = on_gpu.toy_amount()
+    settings = Settings(until=time.monotonic() + 1.0)
+    with pytest.raises(WorkerFailedError):
+        commands.sweep("sweep", amount.rows, 1, settings, tmp_path)
+    before = json.loads((tmp_path / "seconds.json").read_text())["seconds"]
+    part = commands.sweep("sweep", amount.rows, 1, Settings(), tmp_path)
+    [sample] = part.measurements["sweep"].samples
+    assert sample.seconds > before > 0
+    assert part.notes[0].startswith("2 of 2 runs took")
 
 
 def test_the_gpu_command_rejects_an_option_that_would_have_no_effect(
@@ -392,20 +408,10 @@ def test_the_gpu_command_rejects_an_option_that_would_have_no_effect(
     assert "--steps" in capsys.readouterr().err
 
 
-def test_the_gpu_command_lists_benchmarks_without_time() -> None:
-    found, left_out = on_gpu.gpu(
-        on_gpu.number_words_config(is_toy=True),
-        on_gpu.TOY,
-        Settings(),
-        seconds=1e-6,
-    )
+def test_the_gpu_command_lists_benchmarks_without_time(tmp_path: Path) -> None:
+    found, left_out = on_gpu.gpu(on_gpu.toy_amount(), Settings(), seconds=1e-6, folder=tmp_path)
     assert found == []
-    assert [what.partition(":")[0] for what in left_out] == [
-        "train base",
-        "train big",
-        "sweep",
-        "decode base, beam 4",
-    ]
+    assert [what.partition(":")[0] for what in left_out] == GPU_BENCHMARKS
 
 
 def test_the_gpu_command_stores_each_result_and_measures_only_what_is_missing(
@@ -417,18 +423,22 @@ def test_the_gpu_command_stores_each_result_and_measures_only_what_is_missing(
         names.append(name)
         if len(names) == 3:
             raise KeyboardInterrupt
+        if len(names) == 5:
+            raise WorkerFailedError("2 of 60 runs took 5 s")
         return dataclasses.replace(results([1.0], [2.0]).benchmarks[0], name=name)
 
-    for kind in ("train", "sweep", "decode"):
+    for kind in ("run", "train", "loop", "sweep", "decode"):
         monkeypatch.setattr(on_gpu, kind, measure)
     assert main(["gpu", "--toy", "--out", str(tmp_path)]) == 130
     [path] = tmp_path.glob("gpu-*.json")
-    assert [part.name for part in Results.open(path).benchmarks] == ["train base", "train big"]
-    assert main(["gpu", "--toy", "--resume", str(path)]) == 0
-    assert names == ["train base", "train big", "sweep", "sweep", "decode base, beam 4"]
-    assert len(Results.open(path).benchmarks) == 4
+    assert [part.name for part in Results.open(path).benchmarks] == GPU_BENCHMARKS[:2]
+    for expected in (8, 9):
+        assert main(["gpu", "--toy", "--resume", str(path)]) == 0
+        assert len(Results.open(path).benchmarks) == expected
+    failed = GPU_BENCHMARKS[3]
+    assert names == [*GPU_BENCHMARKS[:3], *GPU_BENCHMARKS[2:], failed]
+    assert f"gpu --resume {path}" in " ".join(capsys.readouterr().err.split())
     assert [*tmp_path.glob("gpu-*.json")] == [path]
-    capsys.readouterr()
     elsewhere = dataclasses.replace(Results.open(path), commit="other").store(tmp_path / "other")
     assert main(["gpu", "--toy", "--resume", str(elsewhere)]) == UsageError.exit_code
     assert "is from another machine or another commit" in capsys.readouterr().err
