@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +21,12 @@ from zygote import MOMENTS
 
 import transformer_jax
 from transformer_jax.cli import main
+from transformer_jax.config import Row
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.signals import STOP_SIGNALS
+from transformer_jax.sweeps.joint import train_runs
+from transformer_jax.sweeps.plan import NAME_SEPARATOR, plan_sweep
 
 # The run exercises dropout, gradient accumulation, the learning-rate peak, and epoch boundaries.
 CONFIG = SMALL.change(
@@ -89,10 +94,17 @@ def trainer(forks: Forks, undisturbed: Path) -> Trainer:
     folder = undisturbed.parent
     (folder / "config.json").write_text(json.dumps(CONFIG.to_dict()))
     # Let the other runs use the programs that the uninterrupted run compiled.
-    (folder / "programs").mkdir()
-    for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
-        (folder / "programs" / program.name).symlink_to(program)
+    link_programs(folder)
     return Trainer(forks, folder)
+
+
+def link_programs(folder: Path) -> Path:
+    """Return a copy of the compilation cache, because a killed process may leave a partial file."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir():
+        (programs / program.name).symlink_to(program)
+    return programs
 
 
 def newest_step(path: Path) -> int:
@@ -286,3 +298,33 @@ def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     assert main(["resume", str(path)]) == 74
     assert "every checkpoint of " in capsys.readouterr().err
     assert sorted(path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_a_killed_group_of_runs_resumes_in_the_same_bits(tmp_path: Path) -> None:
+    sweeps = [plan_sweep(tmp_path / name, {"base": Row(SMALL)}, 3) for name in ("a", "b")]
+    for sweep in sweeps:
+        sweep.store()
+    killed, undisturbed = (list(sweep.runs) for sweep in sweeps)
+    # The process dies when one run is about to be ahead of the others.
+    code = (
+        "import pathlib, sys; from zygote import die_after\n"
+        "die_after(pathlib.Path, 'rename', 'checkpoints/.', count=4)\n"
+        "from transformer_jax.sweeps import joint; joint.main(*sys.argv[1:])"
+    )
+    programs = link_programs(tmp_path)
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(programs)}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    names = NAME_SEPARATOR.join(run.name for run in killed)
+    command = [sys.executable, "-c", code, str(tmp_path / "a"), names]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    steps = [newest_step(run.path) for run in killed]
+    assert 0 < min(steps) <= max(steps) < SMALL.train.steps
+    for runs in (killed, undisturbed):
+        train_runs(runs, os.getpid())
+    for run, expected in zip(killed, undisturbed, strict=True):
+        assert_same(state_of(run.path), state_of(expected.path))
+        assert metrics_of(run.path) == metrics_of(expected.path)
+        assert scores_of(run.path) == scores_of(expected.path)
+        assert RunFolder.open(run.path).group == 3
