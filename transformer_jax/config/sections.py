@@ -363,7 +363,7 @@ class DataConfig(ConfigSection):
     symbols, such as linearized trees."""
     normalization: Literal["none", "spaces", "nfc", "nfkc"] = "none"
     """How text is normalized before it is split into tokens. With `spaces`, every
-    white-space character becomes a space, and invisible characters, such as the
+    whitespace character becomes a space, and invisible characters, such as the
     zero-width space, are removed. `nfc` also combines letters with their
     accents. `nfkc` (SentencePiece's nmt_nfkc) replaces invisible characters
     with spaces, and it also replaces ligatures, full-width letters, and similar

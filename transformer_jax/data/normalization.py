@@ -12,7 +12,7 @@ from unicodedata import ucd_3_2_0
 Normalization = Literal["none", "spaces", "nfc", "nfkc"]
 """The values of `data.normalization`."""
 
-# White-space characters, from the tab to the ideographic space.
+# Whitespace characters, from the tab to the ideographic space.
 SPACES = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )

@@ -35,7 +35,7 @@ def note_unknown(
         tokenizer, [lines[i] for i in affected[:MAX_SEARCHED]] if lines else []
     )
     advice = (
-        "; this is so much that the language, the encoding, or the white space may be wrong (see "
+        "; this is so much that the language, the encoding, or the whitespace may be wrong (see "
         "data.normalization)"
         if share > MANY_UNKNOWN
         else ""

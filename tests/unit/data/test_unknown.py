@@ -57,7 +57,7 @@ def test_the_share_counts_unknown_tokens_but_not_the_ends_of_sentences() -> None
 def test_a_large_share_is_called_suspicious() -> None:
     few, many = (notes_about([*["two dogs"] * count, "日"])[0] for count in (100, 1))
     assert "data.normalization" not in few
-    assert "the language, the encoding, or the white space may be wrong" in many
+    assert "the language, the encoding, or the whitespace may be wrong" in many
 
 
 def test_an_unknown_language_code_is_reported() -> None:
