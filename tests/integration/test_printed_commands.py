@@ -116,7 +116,7 @@ ELSEWHERE = {
     "commands/help.py:print_help": "test_the_example_in_the_help_can_be_executed",
     "commands/sweeps.py:Sweep.run": "test_the_commands_of_a_sweep_can_be_executed",
     "commands/sweeps.py:Sweep._submit": "test_the_commands_of_a_sweep_can_be_executed",
-    "distributed/rendezvous.py:ProcessSpec.handshake": "This is no command.",
+    "distributed/rendezvous.py:ProcessSpec.handshake": "This is not a command.",
 }
 
 

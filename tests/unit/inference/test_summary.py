@@ -22,6 +22,6 @@ def test_the_summary_shows_differences_scores_and_curves_as_escaped_text(
     assert "dev/perplexity" in page
     assert "/<b>run" not in page
     assert "&lt;b&gt;&amp;%_$#" in page
-    # The text has no color of its own, so it inherits the notebook's.
+    # The text does not set a color, so it inherits the notebook's color.
     assert "#" not in page[: page.index("<svg")].replace("&#", "").replace("%_$#", "")
     assert "mean of 2 checkpoints" in summarize(run, (4, 8), 10)
