@@ -143,12 +143,8 @@ def foreign_names(field: str) -> list[str]:
 def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Describe the parts in `names` that are registered outside this package.
 
-    Args:
-        names: the name of each selected part, keyed by field.
-
-    Returns:
-        For each field, the part's name and, unless a notebook registered it, the name and SHA-256
-        digest of its file.
+    The keys of `names` and of the result are fields. A description contains the part's name and,
+    unless a notebook registered the part, the name and SHA-256 digest of its file.
     """
     described: dict[str, dict[str, str]] = {}
     for field, name in names.items():
@@ -165,11 +161,8 @@ def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
 def check_registered(path: Path, described: Mapping[str, Mapping[str, object]]) -> None:
     """Raise a UsageError if a run or sweep uses a part that is not registered.
 
-    Reading a folder never causes an import, because the folder holds only data.
-
-    Args:
-        path: the folder of the run or sweep.
-        described: the parts that the folder uses, as `describe_foreign` returns them.
+    Reading a folder never causes an import, because the folder holds only data. `described` is the
+    stored result of `describe_foreign`.
     """
     for field, part in described.items():
         if part["name"] not in foreign_names(field):

@@ -197,10 +197,8 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     equivalent. Otherwise, assume that the paper claims only which row scores higher. Equivalence is
     "out of reach" if the interval would exceed the margin even if it were centered on zero.
 
-    Args:
-        interval: the row's simultaneous interval. If None, the verdict is "inconclusive".
-        paper: the difference that the paper reports.
-        margin: the largest negligible difference.
+    Without a simultaneous `interval`, the verdict is "inconclusive". `margin` is the largest
+    negligible difference.
     """
     if interval is None:
         return "inconclusive"
@@ -229,16 +227,10 @@ def sign_agreement(
 
 
 def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) -> int:
-    """Return how many seeds make the simultaneous intervals narrow enough to show equivalence.
+    """Return how many seeds in each row are enough to show that two rows are equivalent.
 
-    Args:
-        deviation: the pooled standard deviation between seeds, which must not be zero.
-        num_compared: the number of rows that are compared with the first row.
-        margin: the largest negligible difference.
-
-    Returns:
-        The smallest number of seeds in each row for which the interval of a row without any
-        observed difference is within the margin.
+    With this number, the interval of a row without any observed difference is within `margin`, the
+    largest negligible difference. The pooled `deviation` between seeds must not be zero.
     """
     correlation = tuple(
         tuple(1.0 if i == j else 0.5 for j in range(num_compared)) for i in range(num_compared)

@@ -52,11 +52,7 @@ def render_page(
 ) -> AttentionPage:
     """Return a page that contains all weights and initially shows the selection.
 
-    Args:
-        maps: the weights of each kind of attention, all of which are stored in the page.
-        selection: what the page initially shows.
-        source: the source sentence, for the title.
-        target: the translation, for the title.
+    The sentences `source` and `target` form the title.
     """
     chosen, indices = select(maps, selection)
     data = {
