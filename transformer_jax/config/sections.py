@@ -19,10 +19,10 @@ from transformer_jax.config.validation import (
     POSITIVE,
     PROBABILITY,
     ConfigSection,
+    PartName,
+    UsedBy,
     at_least,
     between,
-    part_of,
-    used_by,
 )
 from transformer_jax.files import URL
 from transformer_jax.registry import Registry
@@ -55,48 +55,48 @@ DECAYING_SCHEDULES = ("cosine", "warmup_stable_decay")
 class ModelConfig(ConfigSection):
     """The model architecture (section 3)."""
 
-    architecture: Annotated[str, part_of("transformer", "rnn", "conv")] = "transformer"
+    architecture: Annotated[str, PartName("transformer", "rnn", "conv")] = "transformer"
     """The type of encoder and decoder. `rnn` and `conv` differ from the paper,
     because they use layers that the Transformer replaced. `rnn` uses recurrent
     layers (Bahdanau et al., Luong et al.), and `conv` uses gated convolutions
     (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in each stack (encoder and decoder): the paper's N."""
-    num_decoder_layers: Annotated[int | None, between(1, 1000), used_by("transformer")] = None
+    num_decoder_layers: Annotated[int | None, between(1, 1000), UsedBy("transformer")] = None
     """Number of layers in the decoder. Default: model.num_layers. With a value
     other than model.num_layers, the model differs from the paper's."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
-    d_ff: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 2048
+    d_ff: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 2048
     """Inner width of the feed-forward networks."""
-    feed_forward: Annotated[str, part_of("mlp", *GATED), used_by("transformer")] = "mlp"
+    feed_forward: Annotated[str, PartName("mlp", *GATED), UsedBy("transformer")] = "mlp"
     """The feed-forward network (section 3.3). `mlp`, as in the paper, has two
     linear layers. `swiglu` and `geglu` (Shazeer), which differ from the paper,
     multiply the activation by a third linear layer. Shazeer reduces d_ff by a
     third to keep the number of parameters, and omits the biases."""
-    feed_forward_bias: Annotated[bool, used_by("transformer")] = True
+    feed_forward_bias: Annotated[bool, UsedBy("transformer")] = True
     """Add biases to the linear layers of the feed-forward networks. Without
     biases, the model differs from the paper's."""
-    activation: Annotated[str, part_of("relu", "gelu", "swish"), used_by("transformer")] = "relu"
+    activation: Annotated[str, PartName("relu", "gelu", "swish"), UsedBy("transformer")] = "relu"
     """For the `mlp` feed-forward network: the activation function between its two
     linear layers. `gelu` (exact, not the tanh approximation) and `swish` differ
     from the paper."""
-    num_heads: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 8
+    num_heads: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 8
     """Number of attention heads: the paper's h."""
-    num_kv_heads: Annotated[int | None, between(1, 1_000_000), used_by("transformer")] = None
+    num_kv_heads: Annotated[int | None, between(1, 1_000_000), UsedBy("transformer")] = None
     """Number of heads of keys and values. Default: model.num_heads. With fewer
     heads, groups of consecutive query heads share keys and values, which makes
     decoding caches smaller and differs from the paper. A value of 1 is
     multi-query attention (Shazeer), and other values are grouped-query
     attention (Ainslie et al.)."""
-    query_key_norm: Annotated[bool, used_by("transformer")] = False
+    query_key_norm: Annotated[bool, UsedBy("transformer")] = False
     """Divide each query and key by its root mean square, and multiply it by a
     learned vector that all heads share. Differs from the paper. Henry et al.
     divide by the norm and learn a scalar, and ViT-22B (Dehghani et al.)
     also subtracts the mean."""
-    d_k: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 64
+    d_k: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 64
     """Width of the queries and keys in each head."""
-    d_v: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 64
+    d_v: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 64
     """Width of the values in each head."""
     dropout: Annotated[float, PROBABILITY, ON_INIT_FROM, NUMBER] = 0.1
     """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
@@ -105,12 +105,12 @@ class ModelConfig(ConfigSection):
     """Dropout rate for the attention weights. With a rate above 0, training
     differs from the paper's."""
     activation_dropout: Annotated[
-        float, PROBABILITY, used_by("transformer"), ON_INIT_FROM, NUMBER_UNLESS_ZERO
+        float, PROBABILITY, UsedBy("transformer"), ON_INIT_FROM, NUMBER_UNLESS_ZERO
     ] = 0.0
     """Dropout rate inside the feed-forward networks. With a rate above 0,
     training differs from the paper's."""
     positions: Annotated[
-        str, part_of(*ADDED_POSITIONS, *RELATIVE_POSITIONS), used_by("transformer", "conv")
+        str, PartName(*ADDED_POSITIONS, *RELATIVE_POSITIONS), UsedBy("transformer", "conv")
     ] = "sinusoidal"
     """How positions are encoded (section 3.5). `sinusoidal` is the paper's
     choice, and `learned` is row E of Table 3. All other choices differ from the
@@ -118,48 +118,48 @@ class ModelConfig(ConfigSection):
     Tensor2Tensor. `none` does not encode positions. `alibi`, `rotary`,
     `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
     self-attention."""
-    max_relative_position: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 16
+    max_relative_position: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 16
     """For `relative` positions: the maximum distance (k in Shaw et al.).
     Longer distances are clipped to this maximum."""
-    position_buckets: Annotated[int, between(4, 64), used_by("transformer")] = 32
+    position_buckets: Annotated[int, between(4, 64), UsedBy("transformer")] = 32
     """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
-    attention_score: Annotated[str, part_of(*DOT_PRODUCTS, "general", "additive", "none")] = (
+    attention_score: Annotated[str, PartName(*DOT_PRODUCTS, "general", "additive", "none")] = (
         "scaled_dot_product"
     )
     """How queries are compared with keys (section 3.2.1). All choices except
     `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
     `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
     (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
-    attention_implementation: Annotated[str, part_of("full", *FUSED), used_by("transformer")] = (
+    attention_implementation: Annotated[str, PartName("full", *FUSED), UsedBy("transformer")] = (
         "full"
     )
     """How attention is computed. `full` stores all attention weights at once.
     `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
     faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
     attention on NVIDIA GPUs."""
-    attention_window: Annotated[int | None, between(1, 1_000_000), used_by("transformer")] = None
+    attention_window: Annotated[int | None, between(1, 1_000_000), UsedBy("transformer")] = None
     """Maximum distance w between a query and a key in self-attention, which
     gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
     paper, which suggests this limit as future work."""
-    attention_bias: Annotated[bool, used_by("transformer")] = False
+    attention_bias: Annotated[bool, UsedBy("transformer")] = False
     """Add biases to the four attention projections. Differs from the paper, whose
     projections have no biases."""
-    output_bias: Annotated[bool, used_by("transformer")] = False
+    output_bias: Annotated[bool, UsedBy("transformer")] = False
     """Add a per-token bias to the logits. Differs from the paper, which does not add
     a bias to the logits."""
     decoder_start: Literal["bos", "padding"] = "bos"
     """The first token that the decoder reads. With `padding`, which differs
     from the paper, the decoder starts with the padding token, as in Marian, and
     translations never contain that token."""
-    norm: Annotated[str, part_of("layer_norm", "rms_norm"), used_by("transformer")] = "layer_norm"
+    norm: Annotated[str, PartName("layer_norm", "rms_norm"), UsedBy("transformer")] = "layer_norm"
     """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich),
     which differs from the paper, divides by the root mean square, but neither
     subtracts the mean nor adds a bias."""
-    layer_norm: Annotated[str, part_of("post", "pre"), used_by("transformer")] = "post"
+    layer_norm: Annotated[str, PartName("post", "pre"), UsedBy("transformer")] = "post"
     """`post` normalizes after each residual sum, as in the paper (section 3.1).
     `pre`, which differs from the paper, normalizes before each sub-layer and at
     the end of each stack."""
-    layer_norm_epsilon: Annotated[float, POSITIVE, used_by("transformer")] = 1e-6
+    layer_norm_epsilon: Annotated[float, POSITIVE, UsedBy("transformer")] = 1e-6
     """Constant added to the variance in layer normalization, or to the mean square
     in `rms_norm`. The paper does not specify this constant."""
     # The names of the parameters determine which matrices are shared.
@@ -170,12 +170,12 @@ class ModelConfig(ConfigSection):
     embedding and the output projection share a matrix. `target` and `none`
     differ from the paper."""
     max_positions: Annotated[
-        int | None, between(1, 1_000_000), used_by("transformer", "conv"), ON_INIT_FROM
+        int | None, between(1, 1_000_000), UsedBy("transformer", "conv"), ON_INIT_FROM
     ] = None
     """For `learned` positions: the number of positions in each table. Default:
     model.max_length in the encoder, and 50 more in the decoder."""
     out_of_range_positions: Annotated[
-        Literal["error", "clamp"], used_by("transformer", "conv"), ON_INIT_FROM
+        Literal["error", "clamp"], UsedBy("transformer", "conv"), ON_INIT_FROM
     ] = "error"
     """For `learned` positions: how to handle positions past the end of the
     table. `error` rejects a source that is longer than the table, and ends a
@@ -183,7 +183,7 @@ class ModelConfig(ConfigSection):
     uses the table's last vector for all later positions."""
     learned_positions_init: Annotated[
         Literal["normal", "sinusoidal_scale", "sinusoids"],
-        used_by("transformer", "conv"),
+        UsedBy("transformer", "conv"),
         ON_INIT_FROM,
     ] = "normal"
     """For `learned` positions: the initial table, which the paper does not
@@ -198,13 +198,13 @@ class ModelConfig(ConfigSection):
     """Data type of the computation. With `bfloat16`, parameters, softmax, and
     loss still use float32. Use `float64` only to verify results in Python, in a
     jax.enable_x64(True) context."""
-    remat: Annotated[bool, used_by("transformer"), ON_RESUME, ON_INIT_FROM] = False
+    remat: Annotated[bool, UsedBy("transformer"), ON_RESUME, ON_INIT_FROM] = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
-    rnn_cell: Annotated[Literal["lstm", "gru"], used_by("rnn")] = "lstm"
+    rnn_cell: Annotated[Literal["lstm", "gru"], UsedBy("rnn")] = "lstm"
     """For the `rnn` architecture: the recurrent cell."""
-    rnn_input_feeding: Annotated[bool, used_by("rnn")] = False
+    rnn_input_feeding: Annotated[bool, UsedBy("rnn")] = False
     """For the `rnn` architecture: let the decoder also read its previous output (Luong et al.)."""
-    conv_kernel_width: Annotated[int, between(1, 1000), used_by("conv")] = 3
+    conv_kernel_width: Annotated[int, between(1, 1000), UsedBy("conv")] = 3
     """For the `conv` architecture: the number of positions that a convolution reads."""
 
     name = "model"
@@ -307,12 +307,12 @@ class ModelConfig(ConfigSection):
 class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
-    corpus: Annotated[str, part_of("number_words", "text", "tfds", "trees")] = "number_words"
+    corpus: Annotated[str, PartName("number_words", "text", "tfds", "trees")] = "number_words"
     """The source of the sentence pairs. `number_words`: numbers spelled out in
     English and German, generated on the fly. `text`: your own files. `tfds`: a
     dataset from TensorFlow Datasets, downloaded on first use. `trees`:
     sentences and their linearized trees, from a treebank (section 6.3)."""
-    task: Annotated[str, part_of("translation", "parsing")] = "translation"
+    task: Annotated[str, PartName("translation", "parsing")] = "translation"
     """The type of task, which determines the scores that the evaluate command
     reports in addition to BLEU and chrF. For `parsing`, the command also
     reports the labeled precision, recall, and F1 of linearized trees according
@@ -448,7 +448,7 @@ class TrainConfig(ConfigSection):
     peak_learning_rate: Annotated[float | None, POSITIVE, NUMBER] = None
     """The peak learning rate itself, instead of train.learning_rate_scale.
     Differs from the paper."""
-    schedule: Annotated[str, part_of(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
+    schedule: Annotated[str, PartName(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
         "inverse_square_root"
     )
     """The learning rate after the warmup. `inverse_square_root` is the paper's
@@ -463,7 +463,7 @@ class TrainConfig(ConfigSection):
     """The fraction of its steps during which `warmup_stable_decay` decays
     (Haegele et al. 2024)."""
     optimizer: Annotated[
-        str, part_of("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
+        str, PartName("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"
     """The optimizer. `adam` is the paper's optimizer. The other optimizers
     differ from the paper: `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et
@@ -492,7 +492,7 @@ class TrainConfig(ConfigSection):
     step t is at most (1 + t) / (10 + t), as in TensorFlow, so that the average
     soon forgets the initial parameters. Differs from the paper, which averages
     checkpoints (decode.average_checkpoints)."""
-    loss: Annotated[str, part_of("cross_entropy")] = "cross_entropy"
+    loss: Annotated[str, PartName("cross_entropy")] = "cross_entropy"
     """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
     and train.z_loss."""
     z_loss: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0

@@ -2,8 +2,8 @@
 
 Rules and marks are part of the field's annotation:
 
-    remat: Annotated[bool, used_by("transformer"), ON_RESUME, ON_INIT_FROM] = False
-    d_ff: Annotated[int, between(1, 1_000_000), used_by("transformer")] = 2048
+    remat: Annotated[bool, UsedBy("transformer"), ON_RESUME, ON_INIT_FROM] = False
+    d_ff: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 2048
 
 Types and rules are checked when a section is created.
 """
@@ -58,12 +58,12 @@ POSITIVE = Rule(
 PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
-@dataclass(frozen=True)
 class PartName:
     """A rule for a field that selects a registered part (see `transformer_jax.registry`)."""
 
-    own: tuple[str, ...]
-    """The names of this package's parts, which are known before the parts are imported."""
+    def __init__(self, *own: str) -> None:
+        """Store the names of this package's parts, before the parts themselves are imported."""
+        self.own = own
 
     def check(self, field: str, name: str) -> None:
         """Raise a ConfigError if no part is registered under this name."""
@@ -75,21 +75,11 @@ class PartName:
             raise ConfigError.from_field(field, rule, name, advice)
 
 
-def part_of(*own: str) -> PartName:
-    """Return the rule for a field that selects a part; `own` lists the built-in parts."""
-    return PartName(own)
-
-
-@dataclass(frozen=True)
 class UsedBy:
     """The architectures that use a field. All architectures use a field without this mark."""
 
-    architectures: tuple[str, ...]
-
-
-def used_by(*architectures: str) -> UsedBy:
-    """Mark a field that only some of the architectures of this package use."""
-    return UsedBy(architectures)
+    def __init__(self, *architectures: str) -> None:
+        self.architectures = architectures
 
 
 @dataclass(frozen=True)
