@@ -1,6 +1,6 @@
 """Measure whole commands, from their start to their end: a run and its copy, and a sweep.
 
-The commands run in processes of their own, because they need the device's memory.
+The commands run in separate processes, because they need the device's memory.
 """
 
 import json
