@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from transformer_jax.evaluation.tasks import Task
     from transformer_jax.inference.alignments import alignment_error_rate
     from transformer_jax.inference.attention import Attention
+    from transformer_jax.inference.ensemble import ensemble
     from transformer_jax.inference.hidden_states import HiddenStates
     from transformer_jax.inference.pairs import PairScore
     from transformer_jax.inference.trained_run import Run, load
@@ -120,6 +121,7 @@ __all__ = [
     "alignment_error_rate",
     "build_transformer",
     "compare",
+    "ensemble",
     "head_importance",
     "load",
     "load_config",

@@ -112,6 +112,9 @@ class Translate(RunCommand):
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
 
+    ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN ...")] = ()
+    """Translate with the mean of the probabilities of RUN and of these runs, which
+    must have the same vocabulary."""
     alignments: Path | None = None
     """Create this file with the word alignment of each line and its best
     translation: SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""
@@ -120,6 +123,10 @@ class Translate(RunCommand):
         if self.alignments is not None:
             check_new_file(self.alignments)
         run = self.load()
+        if self.ensemble:
+            from transformer_jax.inference.ensemble import ensemble
+
+            run = ensemble([run, *map(self.load, self.ensemble)])
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())

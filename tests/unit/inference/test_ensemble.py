@@ -1,0 +1,96 @@
+"""Test runs that translate together."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from example_configs import SMALL, read_pairs, with_architecture
+from models import SOURCE, TARGET, VOCABULARY, make_model
+from oracles import drawn_params, transformer
+from run_files import write_untrained_run
+
+import transformer_jax as tj
+from transformer_jax.cli import main
+from transformer_jax.config import DecodeConfig
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.ensemble import EnsembleModel
+from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.inference.translate import translate_batch
+from transformer_jax.special_tokens import EOS
+
+SOURCES, TARGETS = (list(side[:3]) for side in zip(*read_pairs("dev"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return load(write_untrained_run(path, steps=(8,), scale=2.0).path)
+
+
+def test_a_search_finds_what_an_exhaustive_search_with_mean_probabilities_finds() -> None:
+    model, params = make_model()
+    members = [params, drawn_params(model, SOURCE, TARGET, seed=1)]
+    limit, others = 3, [token for token in range(VOCABULARY) if token != EOS]
+    targets = [
+        (*tokens, EOS) for n in range(limit) for tokens in itertools.product(others, repeat=n)
+    ]
+    padded = np.array([[*x, *[0] * (limit - len(x))] for x in targets])
+    both = EnsembleModel(config=model.config, vocab_size=VOCABULARY, members=(model, model.clone()))
+    config = DecodeConfig(beam_size=len(targets), max_extra_length=0, beam_end="any")
+    joint = {f"members_{i}": x for i, x in enumerate(members)}
+    best = translate_batch(both, config, 1, joint, np.asarray(SOURCE), np.array([limit] * 2))
+    for i, source in enumerate(np.asarray(SOURCE)):
+        rows = np.broadcast_to(source, (len(targets), len(source)))
+        powers = [np.exp(transformer(x, rows, padded)) for x in members]
+        mean = np.mean([x / x.sum(axis=-1, keepdims=True) for x in powers], axis=0)
+        lengths = np.array([len(x) for x in targets])
+        log_probs = np.log(np.take_along_axis(mean, padded[..., None], axis=-1)[..., 0])
+        total = np.sum(log_probs, axis=1, where=np.arange(limit) < lengths[:, None])
+        scores = total / ((5 + lengths) / 6) ** 0.6
+        assert best.scores[i, 0] == pytest.approx(scores.max(), rel=1e-4)
+        np.testing.assert_array_equal(best.tokens[i, 0, :limit], padded[scores.argmax()])
+
+
+def test_copies_of_a_run_translate_as_the_run_does(run: Run) -> None:
+    copies = tj.ensemble([run, run])
+    for [one], [other] in zip(
+        copies.translate_best(SOURCES, 1), run.translate_best(SOURCES, 1), strict=True
+    ):
+        assert one.text == other.text
+        assert one.score == pytest.approx(other.score, rel=1e-4)
+
+
+def test_the_probability_of_a_token_is_the_mean_over_runs_of_any_architecture(
+    run: Run, tmp_path: Path
+) -> None:
+    config = with_architecture("conv")
+    conv = load(write_untrained_run(tmp_path / "conv", config, steps=(8,)).path)
+    together = tj.ensemble([run, conv]).score(SOURCES, TARGETS)
+    alone = (one.score(SOURCES, TARGETS) for one in (run, conv))
+    for both, *each in zip(together, *alone, strict=True):
+        expected = np.mean([np.exp(x.log_probs) for x in each], axis=0)
+        np.testing.assert_allclose(np.exp(both.log_probs), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_runs_that_differ_in_their_vocabularies_are_rejected(run: Run, tmp_path: Path) -> None:
+    config = SMALL.change(data={"vocab_size": 60})
+    other = load(write_untrained_run(tmp_path / "other", config, steps=(8,)).path)
+    with pytest.raises(UsageError, match=r"an ensemble: they differ in their vocabularies$"):
+        tj.ensemble([run, other])
+    with pytest.raises(UsageError, match="an ensemble needs at least one run"):
+        tj.ensemble([])
+
+
+def test_the_command_translates_with_several_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("".join(f"{line}\n" for line in SOURCES), "utf-8")
+    other = write_untrained_run(tmp_path / "other", steps=(16,), scale=2.0).path
+    with text.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["translate", str(run.folder.path), "--ensemble", str(other)]) == 0
+    expected = tj.ensemble([run, load(other)]).translate(SOURCES)
+    assert capfd.readouterr().out.splitlines() == expected

@@ -1,0 +1,131 @@
+"""Several runs that translate together, with the mean of their probabilities.
+
+Shapes: B batch, S source positions, T target positions, N vocab_size, J hypotheses per sentence, L
+maximum translation length, M members.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from transformer_jax.errors import UsageError
+from transformer_jax.inference.trained_run import Run
+from transformer_jax.model.encoder_decoder import DecodingState, EncoderDecoder, EncoderOutput
+from transformer_jax.model.operations import sum_dtype
+
+
+def mean_log_probs(logits: Sequence[Float[Array, "*_ N"]]) -> Float[Array, "*_ N"]:
+    """Return the logarithm of the mean of the members' probabilities."""
+    log_probs = [jax.nn.log_softmax(x.astype(sum_dtype(x))) for x in logits]
+    return jax.nn.logsumexp(jnp.stack(log_probs), axis=0) - math.log(len(log_probs))
+
+
+class EnsembleModel(EncoderDecoder, kw_only=True):
+    """A model whose probabilities are the mean of those of its members.
+
+    Its logits are log-probabilities. It has no parameters other than those of the members.
+    """
+
+    members: tuple[EncoderDecoder, ...]
+
+    def setup(self) -> None:
+        """Create no embedding, because each member has its own."""
+
+    def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> EncoderOutput:
+        """Return the memory of each member."""
+        return tuple(member.encode(source, train=train) for member in self.members)
+
+    def decode(
+        self,
+        decoder_input: Int[Array, "B T"],
+        memory: EncoderOutput,
+        memory_mask: Bool[Array, "B 1 1 S"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T N"]:
+        """Return the log-probabilities of the next token at each position."""
+        pairs = zip(self.members, memory, strict=True)
+        return mean_log_probs(
+            [member.decode(decoder_input, x, memory_mask, train=train) for member, x in pairs]
+        )
+
+    def init_decoding(
+        self, source: Int[Array, "B S"], *, num_hypotheses: int, max_length: int
+    ) -> DecodingState:
+        """Return the state of each member."""
+        sizes = {"num_hypotheses": num_hypotheses, "max_length": max_length}
+        return tuple(member.init_decoding(source, **sizes) for member in self.members)
+
+    def decode_step(
+        self,
+        tokens: Int[Array, "B J"],
+        position: Int[Array, ""],
+        ancestors: Int[Array, "B J L"],
+        state: DecodingState,
+    ) -> tuple[Float[Array, "B J N"], DecodingState]:
+        """Return the log-probabilities of the next token, and the new state of each member."""
+        steps = [
+            member.decode_step(tokens, position, ancestors, x)
+            for member, x in zip(self.members, state, strict=True)
+        ]
+        return mean_log_probs([logits for logits, _ in steps]), tuple(x for _, x in steps)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ensemble(Run):
+    """Runs that translate together. `ensemble` creates it."""
+
+    members: tuple[Run, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Ensemble({', '.join(map(repr, self.members))})"
+
+    @functools.cached_property
+    def model(self) -> EncoderDecoder:
+        """The model that averages the probabilities of the members."""
+        # Flax shares the parameters of a module that occurs twice, so make copies.
+        models = tuple(run.model.clone() for run in self.members)
+        limits = [tuple(x or math.inf for x in model.config.max_lengths) for model in models]
+        shortest = models[limits.index(min(limits))]
+        if any(limit < x for y in limits for limit, x in zip(y, min(limits), strict=True)):
+            raise UsageError("no run of the ensemble has both the shortest sources and targets")
+        sizes = {"vocab_size": shortest.vocab_size, "source_vocab_size": shortest.source_vocab_size}
+        return EnsembleModel(config=shortest.config, members=models, **sizes)
+
+
+def ensemble(runs: Sequence[Run]) -> Ensemble:
+    """Combine runs with the same vocabulary, such as the seeds of a row, into one.
+
+    The result translates, evaluates, and scores like a run. The probability of a token is the mean
+    of the probabilities that the runs assign to it. The runs can have different architectures. The
+    first run determines the decode config and the text that `evaluate` scores. The paper compares
+    its single models with ensembles (Table 2).
+
+    Raises:
+        UsageError: there are no runs, or they differ in the vocabulary, in the type of their
+            numbers, or in the decoder's start token.
+    """
+    if not runs:
+        raise UsageError("an ensemble needs at least one run")
+    first, *others = runs
+    for run in others:
+        for name, value in _properties(run).items():
+            if value != _properties(first)[name]:
+                paths = f"{first.folder.path} and {run.folder.path}"
+                raise UsageError(f"{paths} cannot form an ensemble: they differ in their {name}")
+    params = {f"members_{i}": run.params for i, run in enumerate(runs)}
+    return Ensemble(first.folder, params, first.steps, tuple(runs))
+
+
+def _properties(run: Run) -> dict[str, object]:
+    """Return what the members of an ensemble must have in common, keyed by its description."""
+    return {
+        "vocabularies": (run.vocabulary.sizes, run.vocabulary.describe()),
+        "start tokens (model.decoder_start)": run.model.config.decoder_start_id,
+        "data types (model.dtype)": run.model.config.dtype,
+    }
