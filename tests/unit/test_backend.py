@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from pages import ROOT
 from processes import run_python
+from run_files import write_untrained_run
 
 from transformer_jax.backend import Compilations, count_compilations, host_device
+from transformer_jax.commands import COMMANDS
+from transformer_jax.inference.trained_run import load
+from transformer_jax.sharing.packaging import export_safetensors
 
 TRAIN = "from transformer_jax.cli import main; raise SystemExit(main(['train', 'tiny']))"
 DESCRIBE = """
@@ -49,6 +53,42 @@ def test_a_backend_that_cannot_start_is_one_line_before_anything_is_written(
         assert "; platforms on this machine: cpu; set JAX_PLATFORMS to one of them" in line
     written = [x for x in tmp_path.rglob("*") if x.is_file()]
     assert written == []
+
+
+@pytest.mark.slow
+def test_no_command_writes_anything_if_the_backend_cannot_start(tmp_path: Path) -> None:
+    run = write_untrained_run(tmp_path / "run", steps=(4,)).path
+    export_safetensors(load(run), tmp_path / "exported")
+    commands = {
+        "params": ["tiny"],
+        "train": ["tiny"],
+        "resume": ["run"],
+        "reproduce": ["run"],
+        "sweep": ["tiny", "--seeds", "1"],
+        "translate": ["run"],
+        "evaluate": ["run"],
+        "score": ["run", "--source", "run/run.json", "--target", "run/run.json"],
+        "attention": ["run", "a", "--out", "attention.html"],
+        "plot": ["run", "--kind", "schedule", "--out", "plot.svg"],
+        "package": ["run", "--out", "package"],
+        "export": ["run", "--out", "new", "--format", "safetensors"],
+        "import": ["exported", "--out", "imported"],
+    }
+    # These commands do not need a device, or simulate one.
+    assert set(commands) == set(COMMANDS) - {"compile", "diff", "prepare", "report", "status"}
+    before = sorted(tmp_path.rglob("*"))
+    code = "import json, sys; from transformer_jax.cli import main\n"
+    code += "for words in json.loads(sys.argv[1]): print(main(words), flush=True)\n"
+    code += "import transformer_jax; transformer_jax.load('run')"
+    words = json.dumps([[name, *arguments] for name, arguments in commands.items()])
+    process = run_python(
+        code, words, cwd=tmp_path, PYTHONPATH=str(ROOT), JAX_PLATFORMS="cuda", XLA_FLAGS=""
+    )
+    assert process.stdout.split() == ["69"] * len(commands), process.stderr
+    lines = process.stderr.splitlines()
+    assert all(x.startswith("transformer-jax: JAX cannot start") for x in lines[: len(commands)])
+    assert lines[-1].startswith("transformer_jax.errors.BackendError: JAX cannot start")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

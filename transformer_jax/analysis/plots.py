@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.config.sections import DECAYING_SCHEDULES
@@ -156,7 +157,12 @@ NUM_POINTS = 400
 
 
 def plot_schedule(config: Config) -> Picture:
-    """Plot a config's learning rate by step, for several model widths and warmup lengths."""
+    """Plot a config's learning rate by step, for several model widths and warmup lengths.
+
+    Raises:
+        BackendError: JAX cannot start.
+    """
+    start_backend()
     d_model, train = config.model.d_model, config.train
     steps = np.unique(np.linspace(1, max(train.steps, 2), NUM_POINTS).astype(int))
     # Include the steps at which the rates peak.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from transformer_jax.backend import start_backend
 from transformer_jax.baselines.convolutional import ConvolutionalModel
 from transformer_jax.baselines.recurrent import RecurrentModel
 from transformer_jax.config import Config, ModelConfig
@@ -33,6 +34,11 @@ def build_model(
 
 
 def count_parameters(config: Config) -> dict[str, int]:
-    """Return the model's parameter counts, given the vocabulary sizes in the config."""
+    """Return the model's parameter counts, given the vocabulary sizes in the config.
+
+    Raises:
+        BackendError: JAX cannot start.
+    """
+    start_backend()
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     return inspect.parameter_counts(model)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.backend import start_backend
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.token_table import TableTokenizer
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary, check_model
@@ -62,7 +63,9 @@ def read_marian(path: Path) -> Run:
         StorageError: a file is missing, invalid, too large, not a regular file, or inconsistent
             with the other files.
         DataError: a tokenizer is invalid.
+        BackendError: JAX cannot start.
     """
+    start_backend()
     with storage_errors(f"{path} cannot be read"):
         check_no_links(path)
     settings = _read_json(path / "config.json")

@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from transformer_jax.backend import start_backend
 from transformer_jax.baselines.build import build_model
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.trained_run import Run
@@ -143,7 +144,9 @@ def read_safetensors(path: Path) -> Run:
         UsageError: the path is not an exported model, or safetensors is not installed.
         StorageError: a file is damaged or cannot be read, or its parameters do not match the
             config.
+        BackendError: JAX cannot start.
     """
+    start_backend()
     folder, weights = RunFolder.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():
         raise UsageError(f"{path} is not an exported model: it has no {WEIGHTS}")
