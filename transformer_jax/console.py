@@ -205,6 +205,7 @@ def _stop_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _print_notes() -> Iterator[None]:
+    printed = set[str]()
     with warnings.catch_warnings():
         show_other = warnings.showwarning
 
@@ -217,7 +218,9 @@ def _print_notes() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, Note):
-                stderr.print(one_line(f"note: {message}"))
+                if str(message) not in printed:
+                    stderr.print(one_line(f"note: {message}"))
+                printed.add(str(message))
             else:
                 if CONTROL_CHARACTERS.search(str(message)):
                     message = escape_control_characters(str(message))

@@ -72,13 +72,21 @@ def local_path(path: str | Path) -> Path:
     return Path(expand_path(str(path)))
 
 
-DIGEST = "sha256"
-"""The field that contains the digest of a JSON object; see `add_digest`."""
+DIGEST = "sha256_of_fields"
+"""The first field of each JSON file: the SHA-256 of its other fields."""
 
 
-def write_json(path: Path, content: object) -> None:
-    """Atomically and durably replace a file's contents with JSON; see `write_bytes`."""
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Atomically and durably replace a file's contents with JSON that contains its digest."""
+    fields = {key: value for key, value in content.items() if key != DIGEST}
+    content = {DIGEST: _digest(fields), **fields}
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    # Parse the fields, because JSON has neither tuples nor keys of other types.
+    fields = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -192,28 +200,44 @@ def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     return path.read_bytes()
 
 
-def read_json_object(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing, too large, or invalid.
+def read_json(path: Path) -> JsonObject:
+    """Return the object in a JSON file, without its digest.
 
-    If the object has a digest from `add_digest`, omit the digest. If the digest is wrong, issue a
-    note and return {}.
+    A file without a digest is accepted, because a person may have written or edited it.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        StorageError: the file cannot be read, is invalid, or differs from what was written.
     """
-    with contextlib.suppress(OSError, StorageError, *INVALID_JSON):
-        content = json.loads(read_limited(path))
-        if isinstance(content, dict):
-            if content == add_digest(content):
-                del content[DIGEST]
-            elif DIGEST in content:
-                note(f"{path} differs from what was written, so it is ignored")
-                return {}
-            return content
+    try:
+        content = read_limited(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        fields = json.loads(content)
+        if not isinstance(fields, dict):
+            raise TypeError(f"it contains a {type(fields).__name__} instead of an object")
+        # The field may have moved into another object, so look for its name anywhere.
+        if DIGEST.encode() in content and fields.pop(DIGEST, None) != _digest(fields):
+            raise StorageError(
+                f"{path} differs from what was written: restore the file, or delete the line "
+                f"{DIGEST!r} to accept its contents"
+            )
+    except INVALID_JSON as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    return fields
+
+
+def read_json_if_valid(path: Path) -> JsonObject:
+    """Return the object in a JSON file, or {} if the file is missing or, with a note, damaged."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return read_json(path)
+        except StorageError as error:
+            note(f"{error}; the file is ignored")
     return {}
-
-
-def add_digest(content: Mapping[str, object]) -> JsonObject:
-    """Return an object whose last field is the SHA-256 of its other fields as JSON."""
-    fields = {name: value for name, value in content.items() if name != DIGEST}
-    return {**fields, DIGEST: hashlib.sha256(json.dumps(fields).encode()).hexdigest()}
 
 
 def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:

@@ -1,12 +1,12 @@
 """Test that a run is bit-identical on any number of CPU cores, with XLA's default flags."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 from processes import TESTS, run_python
 
+from transformer_jax.files import read_json
 from transformer_jax.runs.run_folder import RunFolder
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -43,7 +43,7 @@ def run(folder: Path, cores: list[int], steps: int = 0, *command: str) -> str:
 
 def test_a_run_can_continue_and_be_reproduced_on_one_core(tmp_path: Path) -> None:
     run(tmp_path, CORES[:2], 2)
-    recorded = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["environment"]
+    recorded = read_json(tmp_path / "run" / "run.json")["environment"]
     assert recorded["cpu_threads"] == "2"
     assert RunFolder.open(tmp_path / "run").cpu_threads == 2
     run(tmp_path, CORES[:1], 4)

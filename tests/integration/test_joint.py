@@ -19,6 +19,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
+from transformer_jax.files import read_json
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.checkpoint_metadata import DevScores
 from transformer_jax.runs.lock import exclusive_lock
@@ -111,7 +112,7 @@ def test_a_run_records_how_many_runs_trained_in_its_program(
 ) -> None:
     for path, group in ((together[1], 3), (alone[1], 1)):
         assert RunFolder.open(path).group == group
-        assert json.loads((path / "run.json").read_text()).get("group", 1) == group
+        assert read_json(path / "run.json").get("group", 1) == group
 
 
 def test_interrupted_runs_resume_together_or_alone(

@@ -25,6 +25,7 @@ from transformer_jax.config import ModelConfig
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.prepare import find_prepared
 from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupted
+from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import evaluation, loop, member
 from transformer_jax.training.components import build_run_components
@@ -232,7 +233,7 @@ def test_metrics_and_tensorboard_events_have_the_same_values(whole_run: Path) ->
         for tag in accumulator.Tags()["tensors"]
         for event in accumulator.Tensors(tag)
     }
-    lines = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(whole_run / "metrics.jsonl")
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"),
         (4, "train"),

@@ -1,6 +1,5 @@
 """Test that resuming or loading a run rejects a different config, text, or model."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformer_jax.cli import main
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import ConfigError, DataError, StorageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.create_run import create_run
 
@@ -41,12 +41,12 @@ def test_a_run_rejects_fewer_steps_than_it_has_done(whole_run: Path) -> None:
 def copy_with_description(run: Path, copy: Path, section: str, **values: Any) -> Path:
     """Copy a run and change one section of its description."""
     shutil.copytree(run, copy)
-    description = json.loads((copy / "run.json").read_text())
+    description = read_json(copy / "run.json")
     target = description[section]
     if section == "config":
         target = target["model"]
     target |= values
-    (copy / "run.json").write_text(json.dumps(description))
+    write_json(copy / "run.json", description)
     return copy
 
 

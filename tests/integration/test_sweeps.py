@@ -1,6 +1,5 @@
 """Test that a sweep trains and scores its runs, reports failures, and resumes if interrupted."""
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from transformer_jax import commands
 from transformer_jax.cli import main
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
+from transformer_jax.files import read_json
 from transformer_jax.sweeps.estimates import remaining_runs
 from transformer_jax.sweeps.plan import Sweep, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
@@ -195,7 +195,7 @@ def test_an_interrupted_sweep_saves_its_runs(tmp_path: Path) -> None:
     status = statuses_in(tmp_path)["base/seed-0"]
     assert status.status == "stopped"
     assert 0 < status.step < 4000
-    run = json.loads((status.run.path / "run.json").read_text())
+    run = read_json(status.run.path / "run.json")
     assert run["config"]["train"]["steps"] == 4000
 
 
@@ -234,7 +234,7 @@ def test_seeds_that_train_in_one_program_have_ordinary_runs(tmp_path: Path) -> N
     assert "base/seed-0, base/seed-1: on cpu 0" in err
     assert "2 done" in out
     for run in runs:
-        assert json.loads((run / "run.json").read_text())["group"] == 2
+        assert read_json(run / "run.json")["group"] == 2
         assert [x["step"] for x in metrics_of(run) if x["split"] == "dev"] == [12, 24]
         log = run.with_name(f"{run.name}.log").read_text()
         assert log.count("step 24/24  dev") == 1

@@ -1,6 +1,5 @@
 """Test that training commands suggest the next command, save on a signal, and reproduce a run."""
 
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from training_runs import QUIET, assert_same, signal_at_step, state_of
 from transformer_jax.cli import main
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.errors import DataError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.runs.versions import installed_versions, source_commit
@@ -149,9 +149,9 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     arrays = state_of(folder.path)[1]
     arrays["params"] = jax.tree.map(lambda x: x + 1, arrays["params"])
     versions = {**installed_versions(), "jax": "0.0.1"}
-    description = json.loads(Path("original/run.json").read_text("utf-8"))
+    description = read_json(Path("original/run.json"))
     description["versions"]["commit"] = "abc"
-    Path("original/run.json").write_text(json.dumps(description), "utf-8")
+    write_json(Path("original/run.json"), description)
     rmtree(folder.checkpoints / "8")
     with CheckpointManager(folder.checkpoints, folder.identity, keep=9) as checkpoints:
         checkpoints.prepare_save(8, arrays)
@@ -199,9 +199,9 @@ def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(
     # If the cache lacks the text, the files must still contain the original text.
     source, target = FILES["train"]
     Path("train.en").write_text(Path(source).read_text("utf-8").replace("one", "two"), "utf-8")
-    description = json.loads(Path("run.json").read_text("utf-8"))
+    description = read_json(Path("run.json"))
     description["config"]["data"]["train"] = [str(tmp_path / "done" / "train.en"), target]
-    Path("run.json").write_text(json.dumps(description), "utf-8")
+    write_json(Path("run.json"), description)
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
     assert main(["reproduce", ".", "--out", "../other"]) == DataError.exit_code
     assert "is not the text that the run was created with" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import random
 import re
@@ -22,7 +21,7 @@ from transformer_jax.cli import main
 from transformer_jax.data import tokenizer
 from transformer_jax.data.tokenizer import Tokenizer, check_model
 from transformer_jax.errors import DataError, StorageError, TransformerJaxError
-from transformer_jax.files import MAX_JSON_BYTES
+from transformer_jax.files import MAX_JSON_BYTES, read_json, write_json
 from transformer_jax.runs.metrics_file import truncate_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.metric_writer import MetricWriter
@@ -76,9 +75,9 @@ def change_config(section: str, **fields: Any) -> Callable[[Path], None]:
     """Return a function that changes fields in the stored config."""
 
     def change(path: Path) -> None:
-        description = json.loads((path / "run.json").read_text())
+        description = read_json(path / "run.json")
         description["config"][section].update(fields)
-        (path / "run.json").write_text(json.dumps(description))
+        write_json(path / "run.json", description)
 
     return change
 
@@ -99,9 +98,9 @@ def replace_vocabulary(content: bytes) -> Callable[[Path], None]:
 
     def change(path: Path) -> None:
         (path / "tokenizer.model").write_bytes(content)
-        description = json.loads((path / "run.json").read_text())
+        description = read_json(path / "run.json")
         description["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
-        (path / "run.json").write_text(json.dumps(description))
+        write_json(path / "run.json", description)
 
     return change
 

@@ -13,6 +13,7 @@ from run_files import collect, make_finished_sweep
 
 from transformer_jax.cli import main
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import Origin, Sweep, SweepRun
 from transformer_jax.sweeps.status import read_status
@@ -159,9 +160,9 @@ def test_no_file_of_a_report_contains_control_characters(dev_sweep: Sweep) -> No
 @pytest.mark.parametrize("value", ["<script>", 0, -3.0, [1], math.nan, True])
 def test_the_papers_results_must_be_positive_numbers(value: object, dev_sweep: Sweep) -> None:
     path = dev_sweep.path / "sweep.json"
-    plan = json.loads(path.read_text())
+    plan = read_json(path)
     plan["rows"]["worse"]["paper"]["perplexity"] = value
-    path.write_text(json.dumps(plan))
+    write_json(path, plan)
     with pytest.raises(StorageError, match="the paper's perplexity must be a positive, finite"):
         Sweep.open(dev_sweep.path)
 

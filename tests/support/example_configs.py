@@ -63,7 +63,7 @@ def read_pairs(split: Split) -> list[tuple[str, str]]:
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """Return the contents of metrics.jsonl without the fields that depend on the clock."""
-    clock = {"time", "tokens_per_second", "utilization"}
+    clock = {"time", "tokens_per_second", "utilization", "crc32"}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, Paper, Row
 from transformer_jax.data.prepare import prepare_text
+from transformer_jax.files import read_json, write_json
 from transformer_jax.model.encoder_decoder import init_params
 from transformer_jax.reports.collect import collect_results
 from transformer_jax.reports.results import Results
@@ -196,10 +197,10 @@ def write_recorded_run(path: Path) -> RunFolder:
 def copy_run(run: RunFolder, path: Path, reports: list[Any], **changes: Any) -> RunFolder:
     """Copy a run, and change the copy's metrics and config."""
     shutil.copytree(run.path, path)
-    description = json.loads((path / "run.json").read_text())
+    description = read_json(path / "run.json")
     for section, fields in changes.items():
         description["config"][section] |= fields
-    (path / "run.json").write_text(json.dumps(description))
+    write_json(path / "run.json", description)
     folder = RunFolder.open(path)
     write_metrics(folder, reports)
     return folder

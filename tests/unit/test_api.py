@@ -1,6 +1,5 @@
 """Test that Python functions train, resume, evaluate, sweep, and report like the commands."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from example_configs import SMALL, metrics_of
 import transformer_jax as tj
 from transformer_jax.api import read_rows
 from transformer_jax.config.loading import import_file
+from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.translate import check_text
 from transformer_jax.progress import Note
 from transformer_jax.runs.run_folder import RunFolder
@@ -69,9 +69,9 @@ def test_resuming_notes_once_that_a_file_of_parts_has_changed(tmp_path: Path) ->
     short = {"steps": 1, "checkpoint_every": 1}
     config = CONFIG.change(model={"activation": "mine"}, train=short)
     path = tj.train(config, tmp_path / "run", quiet=True).folder.path
-    description = (path / "run.json").read_text("utf-8")
-    digest = json.loads(description)["parts"]["model.activation"]["sha256"]
-    (path / "run.json").write_text(description.replace(digest, "0" * 64), "utf-8")
+    description = read_json(path / "run.json")
+    description["parts"]["model.activation"]["sha256"] = "0" * 64
+    write_json(path / "run.json", description)
     for steps in (2, 3):
         with pytest.warns(Note) as notes:
             tj.train(config.change(train={"steps": steps}), path, resume=True, quiet=True)

@@ -1,4 +1,5 @@
-import json
+import itertools
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,16 +9,19 @@ import pytest
 
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import (
+    DIGEST,
     MAX_JSON_BYTES,
     exclusive,
     lock_folder,
     new_folder,
-    read_json_object,
+    read_json,
+    read_json_if_valid,
     read_limited,
     write_bytes,
     write_json,
     write_text,
 )
+from transformer_jax.progress import Note
 
 
 def test_a_full_disk_leaves_the_old_content_and_no_other_file(
@@ -25,7 +29,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_other_file(
 ) -> None:
     path = tmp_path / "file"
     write_json(path, {"größe": 1})
-    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+    assert read_json(path) == {"größe": 1}
 
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -33,7 +37,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_other_file(
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space left on device"):
         write_text(path, "new")
-    assert json.loads(path.read_text("utf-8")) == {"größe": 1}
+    assert read_json(path) == {"größe": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -41,8 +45,8 @@ def test_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with ThreadPoolExecutor(4) as writers:
         # Calling `list` raises the first exception that occurs in a writer.
-        list(writers.map(lambda number: write_json(path, [number] * 100), range(100)))
-    [number] = set(json.loads(path.read_text("utf-8")))
+        list(writers.map(lambda number: write_json(path, {"numbers": [number] * 100}), range(100)))
+    [number] = set(read_json(path)["numbers"])
     assert number in range(100)
     assert list(tmp_path.iterdir()) == [path]
 
@@ -75,19 +79,58 @@ def test_a_file_at_the_limit_is_read_and_a_longer_one_is_not(tmp_path: Path) -> 
 
 def test_a_json_file_that_cannot_be_used_is_an_empty_object(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
-    assert read_json_object(path) == {}
+    assert read_json_if_valid(path) == {}
     for content in (b"[1]", b"{", b"\xff", b"[" * 100_000, b" " * MAX_JSON_BYTES + b"{}"):
         path.write_bytes(content)
-        assert read_json_object(path) == {}
+        with pytest.warns(Note, match=r"file\.json .*; the file is ignored"):
+            assert read_json_if_valid(path) == {}
     path.write_bytes(b'{"a": 1}')
-    assert read_json_object(path) == {"a": 1}
+    assert read_json_if_valid(path) == {"a": 1}
+
+
+def test_no_flipped_bit_or_swapped_lines_change_what_a_json_file_says(tmp_path: Path) -> None:
+    path, content = tmp_path / "file.json", {"a": {"b": "ü", "c": (1, 2.5, math.inf)}, "d": None}
+    write_json(path, content)
+    written, read = path.read_bytes(), read_json(path)
+    assert read == {"a": {"b": "ü", "c": [1, 2.5, math.inf]}, "d": None}
+    lines = written.splitlines(keepends=True)
+    damaged = [
+        written[:i] + bytes([written[i] ^ 1 << bit]) + written[i + 1 :]
+        for i in range(len(written))
+        for bit in range(8)
+    ]
+    for i, j in itertools.combinations(range(len(lines)), 2):
+        swapped = list(lines)
+        swapped[i], swapped[j] = lines[j], lines[i]
+        damaged.append(b"".join(swapped))
+    noticed = 0
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            # A bit of white space, or of the digest's name, does not matter.
+            assert {k: x for k, x in read_json(path).items() if k in "ad"} == read
+        except StorageError:
+            noticed += 1
+    assert noticed > 0.8 * len(damaged)
+
+
+def test_a_json_file_without_its_digest_can_be_edited(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"seed": 1})
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
+    with pytest.raises(StorageError, match=f"restore the file, or delete the line '{DIGEST}'"):
+        read_json(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if DIGEST not in line))
+    assert read_json(path) == {"seed": 2}
 
 
 def test_reading_a_pipe_fails_instead_of_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StorageError, match="is not a regular file"):
         read_limited(tmp_path / "pipe")
-    assert read_json_object(tmp_path / "pipe") == {}
+    with pytest.raises(StorageError, match="is not a regular file"):
+        read_json(tmp_path / "pipe")
 
 
 def test_only_one_holder_at_a_time_has_a_lock(tmp_path: Path) -> None:
@@ -121,8 +164,8 @@ def test_a_folder_that_another_process_creates_meanwhile_is_kept(tmp_path: Path)
     path = tmp_path / "folder"
     path.mkdir()
     with pytest.raises(UsageError, match="already exists: choose another"), new_folder(path):
-        write_json(path / "file", "other")
-    assert (path / "file").read_text() == '"other"\n'
+        write_text(path / "file", "other")
+    assert (path / "file").read_text() == "other"
 
 
 def test_a_folder_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:

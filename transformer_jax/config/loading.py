@@ -4,7 +4,6 @@ A config file is the user's own Python code, and loading the file executes it. S
 as those in a sweep's runs, are JSON, and loading them does not execute code.
 """
 
-import json
 import os
 import re
 import runpy
@@ -18,8 +17,8 @@ from pathlib import Path
 from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
-from transformer_jax.errors import UsageError
-from transformer_jax.files import INVALID_JSON, expand_path, local_path
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import INVALID_JSON, expand_path, local_path, read_json
 from transformer_jax.registry import IMPORTS, imported_files, inherit
 
 PACKAGE = Path(__file__).parents[1]
@@ -146,11 +145,11 @@ def import_arguments() -> list[str]:
 
 def _read_json_config(path: Path) -> Config:
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(path)
         # The file run.json, which describes a run, contains the run's config.
-        is_run = isinstance(data, dict) and "config" in data
+        is_run = "config" in data
         return Config.from_dict(data["config"] if is_run else data)
-    except (ConfigError, OSError, *INVALID_JSON) as error:
+    except (ConfigError, StorageError, OSError, *INVALID_JSON) as error:
         raise ConfigError(f"{path} is not a config: {error}") from error
 
 

@@ -24,8 +24,8 @@ from transformer_jax.evaluation.scores import bleu_signature, choose_tokenizer
 from transformer_jax.files import (
     MAX_VOCABULARY_BYTES,
     JsonObject,
-    add_digest,
-    read_json_object,
+    read_json,
+    read_json_if_valid,
     read_limited,
     write_json,
 )
@@ -60,8 +60,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
         for path, text in texts.items():
             path.write_bytes(text)
         digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
-        result = add_digest({**evaluation.result, "files": digests})
-        write_json(folder / "scores.json", result)
+        write_json(folder / "scores.json", {**evaluation.result, "files": digests})
     return folder
 
 
@@ -73,7 +72,7 @@ def read_evaluation_file(folder: Path, name: str) -> bytes:
     """
     with storage_errors(f"the translations in {folder} cannot be read"):
         content = read_limited(folder / name, MAX_VOCABULARY_BYTES)
-    digests = read_json_object(folder / "scores.json").get("files")
+        digests = read_json(folder / "scores.json").get("files")
     expected = digests.get(name) if isinstance(digests, dict) else None
     if expected not in (None, hashlib.sha256(content).hexdigest()):
         raise StorageError(f"{folder / name} differs from what was written: evaluate the run again")
@@ -115,7 +114,7 @@ def find_result(
         "decode": asdict(replace(decode, average_checkpoints=len(steps))),
     }
     path = folder.path / "evaluations" / folder_name(settings)
-    result = read_json_object(path / "scores.json")
+    result = read_json_if_valid(path / "scores.json")
     result.pop("files", None)
     if not result:
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject, is_stray, read_json_object
+from transformer_jax.files import JsonObject, is_stray, read_json_if_valid
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -85,7 +85,7 @@ def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     for path in sorted(folder.path.glob("evaluations/*/scores.json")):
         if is_stray(path.parent.name):
             continue
-        result = read_json_object(path)
+        result = read_json_if_valid(path)
         with contextlib.suppress(KeyError, TypeError):
             rows.append((_to_row(result), is_own_search(result, folder.config.decode)))
     rows.sort(key=lambda pair: (pair[0]["split"], pair[0]["step"], pair[1]))

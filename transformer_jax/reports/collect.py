@@ -24,7 +24,7 @@ from transformer_jax.errors import (
 )
 from transformer_jax.evaluation.evaluation_files import read_translations
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
-from transformer_jax.files import JsonObject, read_json_object
+from transformer_jax.files import JsonObject, read_json_if_valid
 from transformer_jax.reports.results import (
     BleuDifference,
     Results,
@@ -72,7 +72,7 @@ def read_adhoc_status(run: SweepRun) -> RunStatus:
     """Return a separately trained run's status, which is "done" if the run has been evaluated."""
     try:
         status = with_results(RunStatus(run), any_search=True)
-    except StorageError as error:
+    except (OSError, StorageError) as error:
         return mark_unreadable(RunStatus(run), error)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")
@@ -175,7 +175,7 @@ def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
     fingerprints = set()
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError):
-            data = read_json_object(status.run.path / "run.json")["data"]
+            data = read_json_if_valid(status.run.path / "run.json")["data"]
             fingerprints.add(str(data["fingerprint"]))
     return fingerprints
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
 from transformer_jax.config import DataConfig, TrainConfig
-from transformer_jax.files import read_json_object
+from transformer_jax.files import read_json_if_valid
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
@@ -115,7 +115,7 @@ def _describe_corpus(data: DataConfig) -> str:
 def list_origins(sweep: Sweep, statuses: Sequence[RunStatus], command: str) -> list[str]:
     """List the commands and commits used to train the runs, and the command used for the report."""
     paths = [status.run.path for status in statuses]
-    versions = [read_json_object(path / "run.json").get("versions", {}) for path in paths]
+    versions = [read_json_if_valid(path / "run.json").get("versions", {}) for path in paths]
     commits = {str(x["commit"]) for x in versions if isinstance(x, dict) and "commit" in x}
     # Runs may have been planned at one commit and trained at another.
     others = sorted(commits - {origin.commit for origin in sweep.origins})

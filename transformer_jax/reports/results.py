@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from transformer_jax.config import Config, Paper
 from transformer_jax.errors import ConfigError
-from transformer_jax.files import read_json_object
+from transformer_jax.files import read_json_if_valid
 from transformer_jax.reports.factors import Contrast, analyze_factors, find_factors
 from transformer_jax.reports.seed_statistics import (
     BLEU_MARGIN,
@@ -228,7 +228,7 @@ def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
     """
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
-            return Config.from_dict(read_json_object(status.run.path / "run.json")["config"])
+            return Config.from_dict(read_json_if_valid(status.run.path / "run.json")["config"])
     return statuses[0].run.config
 
 

@@ -1,5 +1,6 @@
 """A checkpoint's metadata: its score, its counters, and the identity of its run."""
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,12 +14,30 @@ from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.checksums import CorruptionError
 
 NAME = "checkpoint.json"
+# The number of reports in metrics.jsonl for earlier steps.
+EARLIER_REPORTS = "earlier_reports"
 # If a checkpoint predates a config field, the field's default value applies.
 DEFAULTS = {
     f"{section}.{key}": value
     for section, fields in Config().to_dict().items()
     for key, value in fields.items()
 }
+
+
+def count_expected_reports(run: Path) -> int:
+    """Return how many reports metrics.jsonl has at least, according to the latest checkpoint.
+
+    Return 0 if no checkpoint is intact, or if the checkpoint does not contain this number.
+    """
+    with contextlib.suppress(OSError, CorruptionError, *INVALID_JSON, KeyError):
+        names = (path.name for path in (run / "checkpoints").iterdir())
+        step = max(int(name) for name in names if name.isdecimal())
+        content = json.loads(checksums.read(run / "checkpoints" / str(step), NAME))
+        details = content["custom_metadata"]
+        # If metrics are pending, no training report was scheduled at this step.
+        has_train = step > 0 and not details["pending_metrics"]
+        return int(details[EARLIER_REPORTS]) + has_train + (content["perplexity"] is not None)
+    return 0
 
 
 class DevScores(NamedTuple):

@@ -1,39 +1,92 @@
-"""The metrics.jsonl file, in which each line is a report of metrics in JSON."""
+"""The metrics.jsonl file, in which each line is a report of metrics in JSON.
+
+The last field of a report is a CRC of its other fields. A report without a CRC is accepted, so that
+a person can edit it. The steps of the reports on each split do not decrease.
+"""
 
 import contextlib
 import json
 import sys
+import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import TypeGuard
 
 from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.files import MAX_METRICS_BYTES, JsonObject, check_regular, write_text
+from transformer_jax.progress import note
+from transformer_jax.runs.checkpoint_metadata import count_expected_reports
 
 # The maximum length of a report, in bytes. Longer lines are invalid.
 MAX_LINE = 1 << 20
 # The largest integer that a NumPy array can hold.
 MAX_COUNT = 2**63 - 1
+CRC = "crc32"
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
     """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file.
 
     The step of each report is a nonnegative integer; the other values can have any type. Return an
-    empty list if the file cannot be read.
+    empty list if the file cannot be read. Issue a note if a line is invalid, except for the first
+    line, of which the beginning may be missing, and for a last line without a newline. Also issue a
+    note if reports are missing according to the latest checkpoint.
     """
-    reports = []
+    reports: list[JsonObject] = []
+    # Read this number first, because training may write more reports in the meantime.
+    num_expected, size = count_expected_reports(path.parent), 0
     with contextlib.suppress(OSError, StorageError):
         size = check_regular(path).st_size
         with path.open("rb") as file:
             file.seek(max(0, size - max_bytes))
-            lines = file.read(max_bytes).splitlines()
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                report = json.loads(line)
-                if isinstance(report, dict) and is_count(report.get("step")):
-                    reports.append(report)
+            lines = file.read(max_bytes).splitlines(keepends=True)
+        num_damaged, latest = 0, dict[str, int]()
+        for number, line in enumerate(lines):
+            report = parse_report(line)
+            if report is None or _is_out_of_order(report, latest):
+                is_part = (number == 0 and size > max_bytes) or not line.endswith(b"\n")
+                num_damaged += not is_part
+            else:
+                reports.append(report)
+        if num_damaged:
+            note(f"{path} has damaged lines, which are ignored: {num_damaged}")
+    if size <= max_bytes:
+        _check_number(path, len(reports), num_expected)
     return reports
+
+
+def _check_number(path: Path, number: int, num_expected: int) -> None:
+    if number < num_expected:
+        note(f"{path} has {number} of {num_expected} reports: the others are missing")
+
+
+def _is_out_of_order(report: JsonObject, latest: dict[str, int]) -> bool:
+    """Return whether a report has an earlier step than `latest`, its split's latest step, has.
+
+    Otherwise, update `latest`.
+    """
+    split, step = str(report.get("split")), report["step"]
+    if step < latest.get(split, 0):
+        return True
+    latest[split] = step
+    return False
+
+
+def format_report(report: JsonObject) -> str:
+    """Return the line of a report."""
+    text = json.dumps(report)
+    return f'{text[:-1]}, "{CRC}": "{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def parse_report(line: bytes) -> JsonObject | None:
+    """Return the report in a line, without its CRC, or None if the line is not a valid report."""
+    with contextlib.suppress(ValueError, RecursionError):
+        report = json.loads(line.decode())
+        if isinstance(report, dict) and is_count(report.get("step")):
+            crc = report.pop(CRC, None)
+            is_intact = crc == f"{zlib.crc32(json.dumps(report).encode()):08x}"
+            return report if is_intact or CRC.encode() not in line else None
+    return None
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -63,29 +116,27 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """
     with storage_errors(f"{path} cannot be truncated"):
         if not path.exists():
+            _check_number(path, 0, count_expected_reports(path.parent))
             return
         reports: list[str] = []
-        first_bad = 0
+        first_bad, latest = 0, dict[str, int]()
         with path.open("rb") as file:
             lines = iter(lambda: file.readline(MAX_LINE), b"")
             for number, line in enumerate(lines, start=1):
-                report = _parse_report(line)
-                if report is None:
+                report = parse_report(line) if line.endswith(b"\n") else None
+                split = None if report is None else report.get("split")
+                if (
+                    report is None
+                    or split not in ("train", "dev")
+                    or _is_out_of_order(report, latest)
+                ):
                     first_bad = first_bad or number
-                elif first_bad and report[0] <= step:
+                elif first_bad and report["step"] <= step:
                     raise StorageError(
-                        f"{path} line {first_bad} is not a report: remove the line to resume"
+                        f"{path} line {first_bad} is not a report, or differs from what was "
+                        "written: remove the line to resume"
                     )
-                elif report[0] < step or (report[0] == step and report[1] in splits):
+                elif report["step"] < step or (report["step"] == step and split in splits):
                     reports.append(line.decode())
+        _check_number(path, len(reports), count_expected_reports(path.parent))
         write_text(path, "".join(reports))
-
-
-def _parse_report(line: bytes) -> tuple[int, Literal["train", "dev"]] | None:
-    try:
-        report = json.loads(line.decode())
-        step, split = report["step"], report["split"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    is_report = type(step) is int and split in ("train", "dev") and line.endswith(b"\n")
-    return (step, split) if is_report else None

@@ -17,7 +17,6 @@ A packaged run has a single checkpoint without optimizer state, plus README.md a
 """
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -43,7 +42,7 @@ from transformer_jax.files import (
     JsonObject,
     check_no_links,
     new_folder,
-    read_limited,
+    read_json,
     write_json,
 )
 from transformer_jax.registry import check_registered, describe_foreign
@@ -157,7 +156,7 @@ class RunFolder:
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
             check_no_links(path)
-            data = json.loads(read_limited(description))
+            data = read_json(description)
             if int(data["format"]) != FORMAT:
                 raise UsageError(
                     f"{path} has format {data['format']}, but this version of transformer-jax "
@@ -223,7 +222,7 @@ class RunFolder:
         return int(value) if re.fullmatch("[1-9][0-9]{0,3}", value) else None
 
     def _read_description(self) -> JsonObject:
-        return json.loads(read_limited(self.path / "run.json"))
+        return read_json(self.path / "run.json")
 
     @property
     def identity(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.files import is_stray, read_json_object
+from transformer_jax.files import is_stray, read_json_if_valid
 from transformer_jax.runs.run_folder import Dtype
 
 CARD = """---
@@ -70,7 +70,7 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     """Return the scores that `evaluate` stored for the mean of the checkpoints at these steps."""
     scores: list[StoredScores] = []
     for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
-        result = read_json_object(path)
+        result = read_json_if_valid(path)
         if is_stray(path.parent.name) or result.get("steps") != list(steps):
             continue
         # Another program may have written this file, so skip it if it is invalid.

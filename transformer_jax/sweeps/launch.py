@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, storage_errors
-from transformer_jax.files import read_json_object
+from transformer_jax.files import read_json_if_valid
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
@@ -246,7 +246,7 @@ def _settle_status(
     """Return the status of a run whose worker has exited, and write it if the worker did not."""
     status, code = read_status(run), worker.returncode
     # If a worker exits early, the status file is missing or describes an earlier attempt.
-    is_new = read_json_object(run.status_file).get("pid") == worker.pid
+    is_new = read_json_if_valid(run.status_file).get("pid") == worker.pid
     is_final = status.status in ("done", "failed", "stopped") and status.note != PROCESS_GONE
     if is_stopping or code == 0 or (is_new and is_final):
         return status

@@ -13,7 +13,6 @@ A sweep's folder contains:
 """
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from transformer_jax.files import (
     JsonObject,
     check_no_links,
     is_stray,
-    read_limited,
+    read_json,
     write_json,
 )
 from transformer_jax.registry import check_registered, describe_foreign
@@ -216,7 +215,7 @@ class Sweep:
             raise UsageError(f"{path} is not a sweep: it has no sweep.json")
         try:
             check_no_links(path, lambda name: name == file.name)
-            plan = json.loads(read_limited(file))
+            plan = read_json(file)
             if plan["format"] != FORMAT:
                 raise StorageError(
                     f"{file} has format {plan['format']!r}, but this version reads format {FORMAT}"

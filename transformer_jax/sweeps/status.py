@@ -16,7 +16,14 @@ from typing import Literal, get_args
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import Setting, StorageError, SweepFailedError, storage_errors
-from transformer_jax.files import JsonObject, check_no_links, is_stray, read_json_object, write_json
+from transformer_jax.files import (
+    JsonObject,
+    check_no_links,
+    is_stray,
+    read_json,
+    read_json_if_valid,
+    write_json,
+)
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
@@ -112,7 +119,7 @@ def write_status(
     """
     process = os.getpid() if process is None else process
     changes = {"phase": phase, "finished": finished}
-    content = read_json_object(run.status_file) | {
+    content = read_json_if_valid(run.status_file) | {
         **{key: value for key, value in changes.items() if value is not None},
         "status": status,
         "job": current_slurm_job() if job is None else job,
@@ -139,7 +146,9 @@ def read_status(run: SweepRun) -> RunStatus:
         if folder.is_symlink():
             raise StorageError(f"{folder} is a link")
         check_no_links(folder, names.__contains__)
-        stored = read_json_object(run.status_file)
+        stored = read_json(run.status_file) if run.status_file.exists() else {}
+        if (run.path / "run.json").exists():
+            read_json(run.path / "run.json")
         return with_results(_parse_status(run, stored), since=_numbers(stored).get("time", 0.0))
     except (OSError, StorageError) as error:
         return mark_unreadable(RunStatus(run), error)
@@ -208,7 +217,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
 
 def _read_scores(folder: Path) -> JsonObject:
     """Return an evaluation's scores; raise a StorageError if one is out of its range."""
-    scores = read_json_object(folder / "scores.json")
+    scores = read_json(folder / "scores.json")
     task = scores.get("task")
     numbers = _numbers(scores) | _numbers(task if isinstance(task, dict) else {})
     if numbers.get("perplexity", 1.0) <= 0:
@@ -225,17 +234,20 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
     Unless `any_search` is true, consider only evaluations that used the search options in the run's
     config and, among these, only the evaluations that averaged the most checkpoints.
+
+    Raises:
+        StorageError: the scores of an evaluation are damaged.
     """
     candidates = []
     for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
         if is_stray(path.parent.name):
             continue
-        scores = read_json_object(path)
-        step = scores.get("step", 0)
-        if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
-            averaged = 0 if any_search else scores["average_checkpoints"]
-            # A new evaluation may have deleted the file since it was read.
-            with contextlib.suppress(FileNotFoundError):
+        # A new evaluation may have deleted the file.
+        with contextlib.suppress(FileNotFoundError):
+            scores = read_json(path)
+            step = scores.get("step", 0)
+            if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
+                averaged = 0 if any_search else scores["average_checkpoints"]
                 candidates.append((averaged, step, path.stat().st_mtime, path.parent))
     return max(candidates)[-1] if candidates else None
 

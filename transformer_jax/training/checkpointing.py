@@ -16,7 +16,7 @@ from transformer_jax.model.losses import Loss
 from transformer_jax.progress import note
 from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.runs.checkpoint_metadata import DevScores
+from transformer_jax.runs.checkpoint_metadata import EARLIER_REPORTS, DevScores
 from transformer_jax.runs.versions import installed_versions
 from transformer_jax.training.components import RunComponents
 from transformer_jax.training.meter import Sums
@@ -155,7 +155,12 @@ class Checkpointer:
         return self._manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
-        self, step: int, state: TrainState, pending_metrics: Sums, unscored: StepMetrics | None
+        self,
+        step: int,
+        state: TrainState,
+        pending_metrics: Sums,
+        unscored: StepMetrics | None,
+        num_earlier_reports: int,
     ) -> None:
         """Start writing a checkpoint. After this method returns, the caller can donate the state.
 
@@ -167,6 +172,7 @@ class Checkpointer:
         """
         arrays = checkpoint_arrays(state)
         metadata = checkpoint_metadata(state, pending_metrics, self._run.folder.config)
+        metadata[EARLIER_REPORTS] = num_earlier_reports
         if unscored is not None:
             metadata[UNSCORED] = float(unscored.gradient_norm)
         self._manager.prepare_save(step, arrays)

@@ -188,7 +188,8 @@ class Member:
     def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
         """Start writing a checkpoint. If the step is due for evaluation, call `score` next."""
         unscored = self.meter.last if due.evaluate else None
-        self.checkpointer.save(step, state, pending, unscored)
+        num_earlier = self.writer.count_earlier(step)
+        self.checkpointer.save(step, state, pending, unscored, num_earlier)
 
     def trains_at(self, step: int) -> bool:
         """Return whether the run has not ended and still has to train at this step."""

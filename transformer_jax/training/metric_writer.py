@@ -5,9 +5,9 @@ since 1970), and the reported values. Except for "time", "tokens_per_second", an
 values depend only on the config and the seed, up to rounding.
 """
 
-import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tensorboard.summary import Writer
 
 from transformer_jax.errors import StorageError, storage_errors
+from transformer_jax.runs.metrics_file import format_report, parse_report
 from transformer_jax.runs.run_folder import RunFolder
 
 # How to format values in the terminal. Values that are not listed are written only to files.
@@ -62,6 +63,11 @@ class MetricWriter:
             "", total=folder.config.train.steps, completed=step, status=""
         )
         self._latest_values = ""
+        self._steps = Counter[int]()
+
+    def count_earlier(self, step: int) -> int:
+        """Return the number of reports for earlier steps than `step`."""
+        return sum(count for earlier, count in self._steps.items() if earlier < step)
 
     def advance(self, step: int) -> None:
         """Advance the progress bar to `step`."""
@@ -84,7 +90,8 @@ class MetricWriter:
         self.set_status(self._latest_values)
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         with storage_errors("metrics could not be written"):
-            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.write(format_report(line))
+            self._steps[step] += 1
             self._add_events(line)
         if self._callback is not None:
             self._callback({"step": step, **{f"{split}/{k}": v for k, v in values.items()}})
@@ -124,7 +131,9 @@ class MetricWriter:
                 with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
                     earlier.seek(0)
                     for line in earlier:
-                        self._add_events(json.loads(line))
+                        # `truncate_metrics` has removed invalid lines.
+                        self._add_events(report := parse_report(line.encode()) or {})
+                        self._steps[report["step"]] += 1
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
             # Line buffering preserves the metrics if the process is killed.

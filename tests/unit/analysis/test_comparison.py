@@ -1,6 +1,5 @@
 """Test the comparison of runs by their metrics and scores."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from run_files import REPORTS, SCORES, copy_run, write_recorded_run, write_score
 import transformer_jax
 from transformer_jax.analysis.comparison import Comparison
 from transformer_jax.errors import UsageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.summary import summarize
 from transformer_jax.runs.run_folder import Package, RunFolder
 
@@ -126,9 +126,9 @@ def test_runs_that_cannot_be_compared_are_errors(run: RunFolder, tmp_path: Path)
     with pytest.raises(UsageError, match="nowhere is not a run"):
         transformer_jax.compare([run.path, tmp_path / "nowhere"])
     other = copy_run(run, tmp_path / "other", REPORTS)
-    description = json.loads((other.path / "run.json").read_text())
+    description = read_json(other.path / "run.json")
     description["data"]["fingerprint"] = "0" * 64
-    (other.path / "run.json").write_text(json.dumps(description))
+    write_json(other.path / "run.json", description)
     with pytest.raises(UsageError, match="trained on different text or with different vocabul"):
         transformer_jax.compare([run.path, other.path])
     hint = r"no metric 'dev/blue'; did you mean 'dev/bleu'\? \(available: dev/bleu, dev/perplexity"

@@ -17,6 +17,7 @@ from transformer_jax.data.prepare import Prepared, find_prepared
 from transformer_jax.evaluation import evaluate as evaluate_module
 from transformer_jax.evaluation.evaluate import Evaluation, evaluate
 from transformer_jax.evaluation.scores import score
+from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import Translator
 
@@ -51,9 +52,9 @@ def test_the_command_line_scores_text_in_files(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     copy = Path(shutil.copytree(run.folder.path, tmp_path / "copy"))
-    description = json.loads((copy / "run.json").read_text())
+    description = read_json(copy / "run.json")
     description["config"]["data"]["bleu_tokenizer"] = "13a"
-    (copy / "run.json").write_text(json.dumps(description))
+    write_json(copy / "run.json", description)
     on = ["evaluate", str(copy), "--beam", "1", "--on", *map(str, files)]
     assert main([*on, "--baseline", str(copy)]) == 0
     output = capsys.readouterr().out

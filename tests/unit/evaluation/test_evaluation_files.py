@@ -20,7 +20,7 @@ from transformer_jax.evaluation.evaluation_files import (
 )
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
-from transformer_jax.files import read_json_object
+from transformer_jax.files import read_json_if_valid
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
@@ -60,7 +60,7 @@ def test_lines_and_scores_can_be_read_back(run: Run) -> None:
         for name in ("source", "hypothesis", "reference")
     }
     assert list(lines.values()) == [SOURCES, evaluation.hypotheses, REFERENCES]
-    scores = read_json_object(folder / "scores.json")
+    scores = read_json_if_valid(folder / "scores.json")
     files = {"source.txt", "hypothesis.txt", "reference.txt", "sentences.csv"}
     assert scores.pop("files").keys() == files
     assert scores == evaluation.result
@@ -79,7 +79,7 @@ def test_each_checkpoint_of_a_mean_has_its_own_folder(run: Run) -> None:
         "dev-step4-average1-beam1-alpha0.6",
         "dev-step8-average1-beam1-alpha0.6",
     }
-    scores = read_json_object(parent / "dev-step4-average1-beam1-alpha0.6/scores.json")
+    scores = read_json_if_valid(parent / "dev-step4-average1-beam1-alpha0.6/scores.json")
     assert singles[0].result.items() <= scores.items()
 
 
@@ -128,4 +128,4 @@ def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
     scores = (folder / "scores.json").read_text()
     (folder / "scores.json").write_text(scores.replace('"step": 8', '"step": 9'))
     with pytest.warns(Note, match="scores.json differs from what was written"):
-        assert read_json_object(folder / "scores.json") == {}
+        assert read_json_if_valid(folder / "scores.json") == {}

@@ -15,6 +15,7 @@ from transformer_jax import registry
 from transformer_jax.config.loading import IMPORTS, import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import ConfigError, DataError, StorageError, UsageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.inference import trained_run
 from transformer_jax.inference.trained_run import Run, load, load_averages, read_params
 from transformer_jax.progress import Note
@@ -88,10 +89,10 @@ def test_an_average_is_loaded_on_request(run: Run) -> None:
 
 def write_config(path: Path, **sections: dict[str, Any]) -> None:
     """Change config fields in a run's `run.json`."""
-    description = json.loads((path / "run.json").read_text())
+    description = read_json(path / "run.json")
     for section, fields in sections.items():
         description["config"][section] |= fields
-    (path / "run.json").write_text(json.dumps(description))
+    write_json(path / "run.json", description)
 
 
 def test_by_default_a_run_with_few_checkpoints_averages_them_and_warns(copy: Path) -> None:
@@ -128,9 +129,9 @@ def test_a_run_can_be_loaded_at_an_earlier_step(run: Run) -> None:
 
 
 def test_a_run_whose_description_names_other_text_is_rejected(copy: Path) -> None:
-    description = json.loads((copy / "run.json").read_text())
+    description = read_json(copy / "run.json")
     description["data"]["fingerprint"] = "0" * 64
-    (copy / "run.json").write_text(json.dumps(description))
+    write_json(copy / "run.json", description)
     with pytest.raises(StorageError, match=r"belongs to another run: data '\w+' -> '0{64}'"):
         load(copy)
 

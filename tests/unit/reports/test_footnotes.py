@@ -10,6 +10,7 @@ from example_configs import NUMBER_WORDS, SMALL
 from run_files import HOSTILE, collect, make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Row
+from transformer_jax.files import write_json
 from transformer_jax.reports.footnotes import describe_experiment, list_footnotes
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
@@ -120,7 +121,7 @@ def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep)
 def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
     for run in dev_sweep.runs:
         data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
-        (run.path / "run.json").write_text(json.dumps(data))
+        write_json(run.path / "run.json", data)
     notes = " ".join(list_footnotes(collect(dev_sweep)))
     assert "Rows whose text or vocabulary differs from that of base: worse." in notes
 

@@ -18,7 +18,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject
+from transformer_jax.files import JsonObject, write_json
 from transformer_jax.reports.collect import (
     _collect_scores,
     collect_results,
@@ -146,7 +146,7 @@ def test_a_row_with_one_seed_has_no_interval(dev_sweep: Sweep) -> None:
 def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sweep) -> None:
     for run in dev_sweep.runs:
         data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
-        (run.path / "run.json").write_text(json.dumps(data))
+        write_json(run.path / "run.json", data)
     results = collect(dev_sweep)
     assert results.rows["worse"].has_other_text
     assert results.compare("worse", "perplexity").difference is None

@@ -1,10 +1,17 @@
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 
 from transformer_jax.errors import StorageError
-from transformer_jax.runs.metrics_file import MAX_LINE, truncate_metrics
+from transformer_jax.progress import Note
+from transformer_jax.runs.metrics_file import (
+    MAX_LINE,
+    format_report,
+    read_metrics,
+    truncate_metrics,
+)
 
 BOTH_SPLITS = {"train", "dev"}
 
@@ -64,7 +71,7 @@ def test_an_invalid_line_is_removed_at_the_end_and_an_error_before_a_report(
     if name != "zeros without a newline":
         before = ten + INVALID_LINES[name] + twenty
         metrics.write_bytes(before)
-        with pytest.raises(StorageError, match=r"metrics.jsonl line 2 is not a report: remove"):
+        with pytest.raises(StorageError, match=r"metrics.jsonl line 2 is not a report, or"):
             truncate_metrics(metrics, 20, BOTH_SPLITS)
         assert metrics.read_bytes() == before
 
@@ -72,3 +79,48 @@ def test_an_invalid_line_is_removed_at_the_end_and_an_error_before_a_report(
 def test_a_run_without_reports_stays_without_reports(metrics: Path) -> None:
     truncate_metrics(metrics, 3, BOTH_SPLITS)
     assert not metrics.exists()
+
+
+def test_a_flipped_bit_or_swapped_lines_are_noticed(metrics: Path) -> None:
+    reports = [{"step": 10 * i, "split": "train", "loss": i / 7} for i in range(1, 4)]
+    lines = [format_report(report).encode() for report in reports]
+    metrics.write_bytes(b"".join(lines))
+    assert read_metrics(metrics) == reports
+    swapped = [lines[i] for i in (1, 0, 2)]
+    # The newline of the last line is missing, too, while a program writes the line.
+    flips = [(i, bit) for i in range(len(lines[1])) for bit in range(8)]
+    flipped = [
+        [lines[0], lines[1][:i] + bytes([lines[1][i] ^ 1 << bit]) + lines[1][i + 1 :], lines[2]]
+        for i, bit in flips
+    ]
+    noticed = 0
+    for damaged in (swapped, *flipped):
+        metrics.write_bytes(b"".join(damaged))
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            found = read_metrics(metrics)
+        if not notes:
+            # A bit of the name of the CRC does not matter.
+            assert [{k: x for k, x in report.items() if k in reports[0]} for report in found] == (
+                reports
+            )
+            continue
+        noticed += 1
+        assert [note.category for note in notes] == [Note]
+        assert all(report in reports for report in found)
+        if len(metrics.read_bytes().splitlines()) >= len(lines):
+            with pytest.raises(StorageError, match=r"line [12] is not a report, or differs from"):
+                truncate_metrics(metrics, 30, BOTH_SPLITS)
+    assert noticed > 0.9 * len(flips)
+
+
+def test_a_line_without_its_crc_can_be_edited(metrics: Path) -> None:
+    line = format_report({"step": 3, "split": "dev", "perplexity": 5.0})
+    metrics.write_text(line, "utf-8")
+    assert read_metrics(metrics)
+    edited = line.replace("5.0", "6.0")
+    metrics.write_text(edited, "utf-8")
+    with pytest.warns(Note, match="metrics.jsonl has damaged lines, which are ignored: 1"):
+        assert read_metrics(metrics) == []
+    metrics.write_text(edited[: edited.index(', "crc32"')] + "}\n", "utf-8")
+    assert read_metrics(metrics) == [{"step": 3, "split": "dev", "perplexity": 6.0}]

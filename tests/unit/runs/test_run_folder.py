@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import shlex
@@ -17,6 +16,7 @@ from transformer_jax.config.loading import IMPORTS, import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import ConfigError, StorageError, UsageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.runs import FORMAT
 from transformer_jax.runs.run_folder import RunFolder, check_available
 
@@ -38,9 +38,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the description (`run.json`) of a run."""
-    description = json.loads((path / "run.json").read_text("utf-8"))
+    description = read_json(path / "run.json")
     change(description)
-    (path / "run.json").write_text(json.dumps(description), "utf-8")
+    write_json(path / "run.json", description)
 
 
 def test_a_new_run_contains_only_its_description_and_its_vocabulary(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_new_run_contains_only_its_description_and_its_vocabulary(tmp_path: Pa
     assert list(path.parent.iterdir()) == [path]
     assert set(files(path)) == {"run.json", "tokenizer.model"}
     assert (path / "tokenizer.model").read_bytes() == TOKENIZER.model
-    described = json.loads((path / "run.json").read_text("utf-8"))
+    described = read_json(path / "run.json")
     assert described["config"] == CONFIG.to_dict()
     assert described["vocabulary"] == {"size": 24, "sha256": TOKENIZER.digest}
     assert {"python", "jax", "flax", "transformer-jax"} <= set(described["versions"])
@@ -336,12 +336,12 @@ def test_a_changed_file_is_one_line_even_if_it_defines_several_parts(tmp_path: P
 @pytest.mark.usefixtures("forget_parts")
 def test_a_run_keeps_the_digests_of_the_files_that_it_was_created_with(tmp_path: Path) -> None:
     run = create_with_parts(tmp_path, model={"activation": "twice"})
-    before = json.loads((run.path / "run.json").read_text("utf-8"))["parts"]
+    before = read_json(run.path / "run.json")["parts"]
     import_part(tmp_path / "my_part.py", PART + "\n")
     stored = RunFolder.open(run.path)
     longer = stored.with_config(stored.config.change(train={"log_every": 7}))
     longer.store()
-    description = json.loads((run.path / "run.json").read_text("utf-8"))
+    description = read_json(run.path / "run.json")
     assert description["config"]["train"]["log_every"] == 7
     assert description["parts"] == before
     assert RunFolder.open(run.path).changed_files == stored.changed_files != []

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformer_jax.cli import main
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.evaluation.evaluate import evaluate
 from transformer_jax.evaluation.evaluation_files import save_evaluation
+from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sharing.packaging import package_run
@@ -201,8 +201,8 @@ def test_an_invalid_description_is_rejected(
     run: Run, tmp_path: Path, package: dict[str, Any] | None
 ) -> None:
     path = package_run(run, tmp_path / "package").path
-    description = json.loads((path / "run.json").read_text("utf-8"))
-    (path / "run.json").write_text(json.dumps(description | {"package": package}), "utf-8")
+    description = read_json(path / "run.json")
+    write_json(path / "run.json", description | {"package": package})
     with pytest.raises(StorageError, match=r"run.json (cannot be read|has no)"):
         RunFolder.open(path)
 

@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from run_files import write_untrained_run
 from safetensors.numpy import load_file, save_file
 
 from transformer_jax.cli import main
+from transformer_jax.files import read_json
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.sharing.packaging import export_safetensors, read_safetensors
 from transformer_jax.training.create_run import create_run
@@ -67,7 +67,7 @@ def test_other_programs_find_the_parameters_by_flat_names(run: Run, folder: Path
     arrays = load_file(folder / "model.safetensors")
     kernel = run.params["decoder_0"]["cross_attention"]["query"]["kernel"]
     np.testing.assert_array_equal(arrays["decoder_0.cross_attention.query.kernel"], kernel)
-    assert json.loads((folder / "run.json").read_text())["config"]["model"]["d_model"] == 16
+    assert read_json(folder / "run.json")["config"]["model"]["d_model"] == 16
 
 
 def test_the_commands_report_what_they_did(

@@ -13,6 +13,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.config.loading import import_file
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import read_json, write_json
 from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
 
 BASE = SMALL.change(data={"max_batch_shapes": 2})
@@ -110,9 +111,9 @@ def test_a_plan_records_each_command_that_made_it_once(tmp_path: Path) -> None:
 def test_a_plan_without_commands_is_valid(tmp_path: Path) -> None:
     plan_sweep(tmp_path / "s", ROWS, 1).store()
     file = tmp_path / "s" / "sweep.json"
-    plan = json.loads(file.read_text())
+    plan = read_json(file)
     del plan["origins"]
-    file.write_text(json.dumps(plan))
+    write_json(file, plan)
     assert Sweep.open(tmp_path / "s").rows == ROWS
 
 

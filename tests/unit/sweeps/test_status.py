@@ -99,7 +99,7 @@ def test_an_evaluation_that_is_removed_meanwhile_does_not_count(
         return scores
 
     (folder / "scores.json").touch()
-    monkeypatch.setattr(status_module, "read_json_object", read_and_remove)
+    monkeypatch.setattr(status_module, "read_json", read_and_remove)
     assert newest_evaluation(run, "dev") is None
 
 

@@ -1,6 +1,5 @@
 """Test how values are chosen for the rows of a sweep on the development set."""
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -12,6 +11,7 @@ from run_files import set_status, write_results
 
 from transformer_jax.config import Config, Row
 from transformer_jax.errors import ConfigError, DivergedError, SweepFailedError, UsageError
+from transformer_jax.files import read_json
 from transformer_jax.sweeps.plan import Sweep, SweepRun, choose_folder, plan_sweep
 from transformer_jax.sweeps.tuning import choose_values, open_trials, plan_tuning
 
@@ -49,7 +49,7 @@ def test_each_row_has_a_trial_for_each_value_and_trial_seed(tmp_path: Path) -> N
     first = sweep.trials[0]
     assert first.name == "tune/base/0.5/seed-10000"
     assert first.path == tmp_path / "s" / first.name
-    assert Config.from_dict(json.loads(first.config_file.read_text())) == first.config
+    assert Config.from_dict(read_json(first.config_file)) == first.config
     assert {(run.row, rate_of(run), run.seed) for run in sweep.trials} == {
         (row, rate, seed) for row in ROWS for rate in (0.5, 1, 2) for seed in (10_000, 10_001)
     }
@@ -78,7 +78,7 @@ def test_the_runs_of_a_row_use_the_chosen_value(tmp_path: Path) -> None:
     stored = Sweep.open(sweep.path)
     assert {(run.row, rate_of(run)) for run in stored.runs} == {("base", 1.0), ("wide", 2.0)}
     for run in stored.runs:
-        assert Config.from_dict(json.loads(run.config_file.read_text())) == run.config
+        assert Config.from_dict(read_json(run.config_file)) == run.config
     # The rows themselves differ only in what the sweep compares.
     assert stored.rows == sweep.rows
     # Once the values are chosen, the trials are no longer needed.

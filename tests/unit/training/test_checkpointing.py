@@ -27,7 +27,7 @@ def save(run: RunComponents, step: int) -> None:
     state = init_state(run.model, run.folder.config.train)
     state = state._replace(skipped=jnp.int32(3), skipped_in_a_row=jnp.int32(1))
     with Checkpointer(run) as checkpointer:
-        checkpointer.save(step, state, PENDING, None)
+        checkpointer.save(step, state, PENDING, None, 0)
         checkpointer.wait()
 
 
