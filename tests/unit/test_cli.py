@@ -101,7 +101,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ): "--beam-size must be an integer, got 'wide'",
     ("evaluate", "runs/x", "--beam", "wide"): "--beam must be an integer, got 'wide'",
     ("evaluate", "runs/x", "--step", "last"): "--step must be an integer, got 'last'",
-    ("prepare", "text", "--data.train", "a.en"): "--data.train must be two strings, got",
+    ("prepare", "text:300", "--data.train", "a.en"): "--data.train must be two strings, got",
     ("evaluate", "runs/x", "--baseline"): "--baseline needs a value",
     ("evaluate", "runs/x", "--singels"): "unknown option --singels\n",
     ("evaluate", "runs/x", "--split", "x"): "--split must be dev or test, got 'x'\n",
