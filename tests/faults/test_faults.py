@@ -41,7 +41,11 @@ CONFIG = SMALL.change(
     },
     decode={"beam_size": 2},
 )
+# On a busy machine, tests that start many processes take longer than the default timeout.
+pytestmark = pytest.mark.timeout(3600)
 NUM_KILLS = int(os.environ.get("TRANSFORMER_JAX_KILLS", "15"))
+# The number of signals of each kind.
+NUM_SIGNALS = 5
 
 
 @dataclasses.dataclass
@@ -134,6 +138,7 @@ def events_of(path: Path) -> list[tuple[str, int]]:
 
 # The next test is faster, because it kills a run only once.
 @pytest.mark.exhaustive
+@pytest.mark.trials("SIGKILL at a random time", NUM_KILLS)
 def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -160,6 +165,7 @@ def test_a_run_that_is_killed_at_random_times_ends_in_the_same_bits(
     [["after the rename"], pytest.param(sorted(MOMENTS), marks=pytest.mark.exhaustive)],
     ids=["one", "all"],
 )
+@pytest.mark.trials("SIGKILL at a stage of a save", "moments")
 def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
     moments: list[str], trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -179,12 +185,13 @@ def test_a_kill_at_any_moment_of_a_save_loses_at_most_one_interval(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.trials("a signal at a random time", NUM_SIGNALS)
 def test_a_signal_at_any_time_loses_no_step(
     number: signal.Signals, trainer: Trainer, undisturbed: Path
 ) -> None:
     rng = random.Random(number)
     path = trainer.folder / f"signal-{number}"
-    for _ in range(5):
+    for _ in range(NUM_SIGNALS):
         trainer.read_log()
         pid = trainer.train(path)
         # Wait until the process locks the run, because there is no run to resume before that.
@@ -208,6 +215,7 @@ def test_a_signal_at_any_time_loses_no_step(
 
 
 @pytest.mark.slow
+@pytest.mark.trials("a signal during an evaluation")
 def test_a_signal_during_an_evaluation_is_answered_before_the_next_batch(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -226,6 +234,7 @@ def test_a_signal_during_an_evaluation_is_answered_before_the_next_batch(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.trials("a kill every few seconds")
 def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -254,6 +263,7 @@ def test_every_start_that_reaches_a_step_gets_further_than_the_one_before(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.trials("four processes that start the same run")
 def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
     trainer: Trainer, undisturbed: Path
 ) -> None:
@@ -276,6 +286,7 @@ def test_if_several_processes_start_at_once_one_trains_and_the_others_report_it(
 
 
 @pytest.mark.slow
+@pytest.mark.trials("a damaged checkpoint")
 def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,3 +339,48 @@ def test_a_killed_group_of_runs_resumes_in_the_same_bits(tmp_path: Path) -> None
         assert metrics_of(run.path) == metrics_of(expected.path)
         assert scores_of(run.path) == scores_of(expected.path)
         assert RunFolder.open(run.path).group == 3
+
+
+def digests_of(path: Path) -> dict[str, bytes]:
+    """Return the contents of a run's files, except for evaluations and the lock."""
+    files = (x for x in sorted(path.rglob("*")) if x.is_file() and x.name != "lock")
+    contents = {str(x.relative_to(path)): x.read_bytes() for x in files}
+    return {name: x for name, x in contents.items() if not name.startswith("evaluations/")}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.trials("a kill while a run is scored, packaged, or exported", "num_readers")
+@pytest.mark.parametrize("num_readers", [4])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "--average-checkpoints", "2"),
+        ("package", "--license", "mit", "--out", "OUT"),
+        ("export", "--format", "safetensors", "--out", "OUT"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_killed_reader_leaves_the_run_intact_and_succeeds_afterward(
+    command: tuple[str, ...], num_readers: int, trainer: Trainer, undisturbed: Path
+) -> None:
+    path = trainer.folder / f"read-by-{command[0]}"
+    shutil.copytree(undisturbed, path)
+    shutil.rmtree(path / "evaluations", ignore_errors=True)
+    before = digests_of(path)
+    out = trainer.folder / f"written-by-{command[0]}"
+    name, *options = (str(out) if word == "OUT" else word for word in command)
+    rng = random.Random(name)
+    for _ in range(num_readers):
+        pid = trainer.start(name, str(path), *options)
+        time.sleep(rng.uniform(0, 3))
+        os.kill(pid, signal.SIGKILL)
+        trainer.wait(pid)
+        assert digests_of(path) == before
+        # A folder that exists is complete: the command writes it elsewhere and renames it.
+        if out.exists():
+            assert (out / "run.json").exists()
+            shutil.rmtree(out)
+    assert main([name, str(path), *options]) == 0
+    assert digests_of(path) == before
+    for folder in (path, out):
+        shutil.rmtree(folder, ignore_errors=True)

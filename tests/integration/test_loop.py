@@ -45,6 +45,7 @@ OFF_SCHEDULE = 3
         *(pytest.param(x, signal.SIGTERM, marks=pytest.mark.exhaustive) for x in (4, 5)),
     ],
 )
+@pytest.mark.trials("a signal at a given step")
 def test_an_interrupted_run_resumes_to_the_bits_of_an_uninterrupted_run(
     whole_run: Path,
     tmp_path: Path,
@@ -299,6 +300,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.exhaustive
+@pytest.mark.trials("gradients that are not finite")
 def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
 ) -> None:

@@ -228,6 +228,7 @@ def assert_both_end(folder: Path, process: int, phase: str, failure: str, exit_c
         (0, "save", RAISE, 74),
     ],
 )
+@pytest.mark.trials("one of two processes fails or hangs")
 def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
     process: int, phase: str, failure: str, exit_code: int, run_of_two: Path, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_if_one_process_fails_both_end_and_the_run_resumes_to_the_same_bits(
         ("start", RAISE, 74),
     ],
 )
+@pytest.mark.trials("one of two processes fails or hangs")
 def test_if_one_process_hangs_or_raises_an_error_both_end(
     phase: str, failure: str, exit_code: int, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def check(corpus: RandomCorpus, code: int, out: str, err: str) -> None:
 @pytest.mark.parametrize(
     "seeds", [range(20), pytest.param(range(20, 220), marks=pytest.mark.exhaustive)], ids=len
 )
+@pytest.mark.trials("a corpus with random mistakes", "seeds")
 def test_any_corpus_is_prepared_and_counted_or_rejected_with_its_faulty_file(
     seeds: range,
     tmp_path: Path,

@@ -28,6 +28,8 @@ SIZES = {
 # The values of these fields are files or other text, or need a download or another device.
 FIXED = {"train", "dev", "test", "folder", "dataset", "languages", "corpus", "task"}
 
+NUM_COMBINATIONS = 300
+
 
 def draw(rng: random.Random, key: str, form: object, metadata: tuple[object, ...]) -> object:
     """Draw a value of a field, which may be invalid."""
@@ -101,14 +103,16 @@ def test_many_combinations_of_options_are_valid_or_rejected_in_one_line() -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::transformer_jax.progress.Note")
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.trials("a random combination of options")
 def test_a_combination_of_options_trains_or_is_rejected(seed: int, tmp_path: Path) -> None:
     assert train_one_step(seed, tmp_path / "run")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::transformer_jax.progress.Note")
+@pytest.mark.trials("a random combination of options", NUM_COMBINATIONS)
 def test_many_combinations_of_options_train_or_are_rejected(tmp_path: Path) -> None:
-    results = [train_one_step(seed, tmp_path / str(seed)) for seed in range(300)]
+    results = [train_one_step(seed, tmp_path / str(seed)) for seed in range(NUM_COMBINATIONS)]
     assert results.count("trained") > 40
 
 

@@ -140,6 +140,7 @@ MANIPULATIONS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MANIPULATIONS)
+@pytest.mark.trials("a run folder that was tampered with")
 def test_a_manipulated_run_is_rejected_in_one_line(
     name: str, copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def rejection_of(model: bytes) -> str:
 
 
 @pytest.mark.parametrize("tries", [12, pytest.param(200, marks=pytest.mark.exhaustive)])
+@pytest.mark.trials("a damaged vocabulary", "tries")
 def test_no_vocabulary_crashes_the_process(tries: int) -> None:
     rng = random.Random(tries)
     valid = Tokenizer.train(["one two three", "eins zwei drei"], 24).model

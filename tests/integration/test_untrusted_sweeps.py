@@ -90,6 +90,7 @@ DAMAGE: dict[str, tuple[Callable[[SweepRun], object], str]] = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.trials("a damaged run in a sweep")
 def test_a_damaged_run_is_listed_with_the_reason_and_the_others_are_reported(
     name: str, dev_sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -213,6 +213,7 @@ DAMAGES = [flip, truncate, delete, zero, swap, add, replace_by_step_1]
 
 
 @pytest.mark.parametrize("count", [len(DAMAGES), pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.trials("a damaged checkpoint", "count")
 def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
     tmp_path: Path, count: int
 ) -> None:
