@@ -44,10 +44,11 @@ def run_program(*arguments: str, **environment: str) -> Any:
     params=[
         pytest.param(("8", "10", "0.3:data,fsdp,pmap"), marks=pytest.mark.slow),
         pytest.param(
-            ("1,2,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"), marks=pytest.mark.exhaustive
+            ("1,2,3,4,8", "20", "0:data,fsdp,pmap", "0.3:data,fsdp,pmap"),
+            marks=pytest.mark.exhaustive,
         ),
     ],
-    ids=["8 devices", "1, 2, and 8 devices"],
+    ids=["8 devices", "1 to 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return how far the parameters are from those of training on one device in float64.
