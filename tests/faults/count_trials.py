@@ -10,6 +10,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ class TrialCounter:
             for mark in item.iter_markers("trials"):
                 fault, count = (*mark.args, 1)[:2]
                 if isinstance(count, str) and isinstance(item, pytest.Function):
-                    value = item.callspec.params[count]
+                    value: Any = item.callspec.params[count]
                     count = value if isinstance(value, int) else len(value)
                 self.trials[fault] += count
 
