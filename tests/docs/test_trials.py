@@ -12,7 +12,8 @@ from pages import ROOT
 def test_the_documentation_quotes_the_trials_of_the_tests() -> None:
     script = ROOT / "tests" / "faults" / "count_trials.py"
     done = subprocess.run([sys.executable, script], cwd=ROOT, check=True, capture_output=True)
-    counted = dict(reversed(line.split(maxsplit=1)) for line in done.stdout.decode().splitlines())
+    lines = (line.split(maxsplit=1) for line in done.stdout.decode().splitlines())
+    counted = {fault: trials for trials, fault in lines}
     page = (ROOT / "docs" / "runs.md").read_text("utf-8")
     table = page[page.index("| fault | guarantee | trials |") :].split("\n\n")[0]
     rows = [re.split(r"\s*\|\s*", line)[1:-1] for line in table.splitlines()[2:]]
