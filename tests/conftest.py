@@ -52,6 +52,7 @@ SUBPACKAGES = (
 install_import_hook([f"transformer_jax.{name}" for name in SUBPACKAGES], "shape_checks.check")
 
 # These modules belong to the package or import it, so import them after the hook is installed.
+from bucket_servers import BucketServer, serve_bucket  # noqa: E402
 from processes import Forks, open_forks  # noqa: E402
 
 from transformer_jax import registry  # noqa: E402
@@ -107,3 +108,17 @@ def forks() -> Iterator[Forks]:
     """A process that starts commands quickly by forking."""
     with open_forks() as forks:
         yield forks
+
+
+@pytest.fixture(params=["s3", "gs"])
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[BucketServer]:
+    """A server with an empty bucket, which is found through the environment variables."""
+    with serve_bucket(request.param) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "0")
+        monkeypatch.setenv("TRANSFORMER_JAX_LEASE_SECONDS", "1")
+        yield server

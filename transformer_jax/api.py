@@ -17,10 +17,17 @@ from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import Setting, SweepFailedError, UsageError
-from transformer_jax.files import local_path
+from transformer_jax.files import expand_path
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
+from transformer_jax.remote.copies import (
+    check_shared,
+    commit,
+    local_path,
+    publish,
+    training,
+)
 from transformer_jax.reports import tables
 from transformer_jax.reports.collect import (
     collect_results,
@@ -110,6 +117,23 @@ def train_folder(
     Returns:
         The run's folder, and the number of scheduled checkpoints on disk.
     """
+    # The primary process holds the lease of a run in a bucket.
+    with training(path) if group.is_primary else contextlib.nullcontext():
+        group.barrier()
+        if not group.is_primary:
+            check_shared(path)
+        return _train_folder(config, path, resume, init_from, callback, quiet, group)
+
+
+def _train_folder(
+    config: Config,
+    path: Path,
+    resume: bool,
+    init_from: str | Path | None,
+    callback: Callback | None,
+    quiet: bool,
+    group: ProcessGroup,
+) -> tuple[RunFolder, int]:
     quiet = quiet or not group.is_primary
     notes = Console(quiet=True) if quiet else stderr
     source = None if init_from is None else local_path(init_from)
@@ -137,6 +161,7 @@ def train_folder(
                 )
             if group.is_primary:
                 create_run(config, path, notes, init_from=source)
+                commit(path)
             group.barrier()
             folder = RunFolder.open(path)
     # The primary process stores the new config after every process has read the old one.
@@ -186,7 +211,7 @@ def sweep(
     check_not_importing("sweep")
     named = read_rows(configs)
     tuning = None if tune is None else plan_tuning(named, *tune)
-    planned = plan_sweep(local_path(path), named, seeds, only=rows, tuning=tuning)
+    planned = plan_sweep(Path(expand_path(str(path))), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
     options = {"group": group, "runs_per_device": runs_per_device, "retry_failed": retry_failed}
     check_finished(launch_sweep(planned, devices, quiet=quiet, **options))
@@ -313,7 +338,9 @@ class Report:
         Raises:
             StorageError: the folder cannot be written.
         """
-        return write_report(self.results)
+        folder = write_report(self.results)
+        publish(folder)
+        return folder
 
 
 def report(
@@ -347,7 +374,7 @@ def report(
     if (folders[0] / "run.json").exists() or len(folders) > 1:
         if out is None:
             raise UsageError("a report of runs needs a folder: ", Setting("out", "FOLDER"))
-        planned = collect_runs(folders, local_path(out))
+        planned = collect_runs(folders, Path(expand_path(str(out))))
         statuses = read_adhoc_statuses(planned)
         command = shell_command("report", *folders, "--out", planned.path, *options)
     elif out is not None:

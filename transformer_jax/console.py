@@ -34,6 +34,7 @@ from transformer_jax.errors import (
     Setting,
     StorageError,
     TransformerJaxError,
+    show_paths,
 )
 from transformer_jax.progress import Note, report_to
 from transformer_jax.signals import STOP_SIGNALS, handle_signals
@@ -59,7 +60,7 @@ def shell_command(*words: object) -> str:
     Pass paths as `Path`, so that a name with a leading dash is not printed as an option.
     """
     safe = (f"./{x}" if isinstance(x, Path) and str(x).startswith("-") else str(x) for x in words)
-    return shlex.join(["transformer-jax", *safe, *import_arguments()])
+    return shlex.join(["transformer-jax", *map(show_paths, safe), *import_arguments()])
 
 
 def _format_option(setting: Setting) -> str:
@@ -90,11 +91,11 @@ class PlainConsole(Console):
         super().__init__(**plain, stderr=stderr, file=file)
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
-        """Escape control characters; see `rich.console.Console.render_str`.
+        """Escape control characters, and show URLs; see `rich.console.Console.render_str`.
 
         Rich calls this method for printed strings and for table cells.
         """
-        return super().render_str(escape_control_characters(text), **options)
+        return super().render_str(escape_control_characters(show_paths(text)), **options)
 
     def on_broken_pipe(self) -> None:
         """Discard all further output, so that a command still finishes and stores its results.

@@ -15,6 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+PATHS_SHOWN_AS: dict[str, str] = {}
+"""What messages show instead of the first part of a path: a URL for the copy of its folder."""
+
+
+def show_paths(text: str) -> str:
+    """Return a text for the user, with URLs instead of the paths of local copies."""
+    for path, url in PATHS_SHOWN_AS.items():
+        text = text.replace(path, url)
+    return text
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -37,8 +47,14 @@ class TransformerJaxError(Exception):
     exit_code = 1
 
     def __init__(self, *parts: str | Setting) -> None:
-        super().__init__("".join(map(str, parts)))
-        self.parts = parts
+        self.parts = tuple(map(_show_part, parts))
+        super().__init__("".join(map(str, self.parts)))
+
+
+def _show_part(part: str | Setting) -> str | Setting:
+    if isinstance(part, str):
+        return show_paths(part)
+    return Setting(part.name, show_paths(part.value) if isinstance(part.value, str) else part.value)
 
 
 class UsageError(TransformerJaxError):

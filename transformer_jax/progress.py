@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from transformer_jax.errors import show_paths
+
 Reporter = Callable[[str, int, int], object]
 """A function that receives an activity, the number of finished items, and their total (0 if
 unknown), about once per chunk of work."""
@@ -80,4 +82,4 @@ def note(text: str) -> None:
     # In a script, `__package__` is None.
     while frame is not None and str(frame.f_globals.get("__package__")).startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, Note, stacklevel=level)
+    warnings.warn(show_paths(text), Note, stacklevel=level)

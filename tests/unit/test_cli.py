@@ -464,35 +464,44 @@ def test_the_package_exports_every_error_that_its_documentation_names() -> None:
     assert errors <= set(transformer_jax.__all__)
 
 
-URLS = ("gs://bucket/run", "s3://bucket/run", "HDFS://x/run", "https://x.org/run", "file://run/x")
+URLS = ("HDFS://x/run", "https://x.org/run", "file://run/x")
+BUCKETS = ("gs://bucket/run", "s3://bucket/run")
+# Wherever a command expects a run or a sweep, it can be in a bucket.
+COMMANDS_FOR_RUNS = (
+    "train tiny --out {}",
+    "train tiny --init-from={}",
+    "resume {}",
+    "translate {}",
+    "evaluate x --baseline {}",
+    "export {}",
+    "status {}",
+    "report {} x",
+    "diff tiny {}",
+    "plot {} --out a.svg",
+)
 
 
-@pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize(
-    "command",
+    ("command", "url"),
     [
-        "train tiny --out {}",
-        "train tiny --init-from={}",
-        "train {}",
-        "train tiny --data-from {}",
-        "train tiny --data.corpus text --data.train {} b --data.dev a b",
-        "train tiny --data.folder {}",
-        "sweep tiny --out {}",
-        "sweep tiny {}",
-        "resume {}",
-        "translate {}",
-        "evaluate x --baseline {}",
-        "evaluate x --on {} y",
-        "package x --out {}",
-        "export {}",
-        "import {}",
-        "status {}",
-        "report {} x",
-        "report x --out {}",
-        "diff tiny {}",
-        "plot {} --out a.svg",
-        "attention x 'one' --out {}",
-        "--import {} train tiny",
+        *itertools.product(COMMANDS_FOR_RUNS, URLS),
+        *itertools.product(
+            [
+                "train {}",
+                "train tiny --data-from {}",
+                "train tiny --data.corpus text --data.train {} b --data.dev a b",
+                "train tiny --data.folder {}",
+                "sweep tiny --out {}",
+                "sweep tiny {}",
+                "evaluate x --on {} y",
+                "package x --out {}",
+                "import {}",
+                "report x --out {}",
+                "attention x 'one' --out {}",
+                "--import {} train tiny",
+            ],
+            (*URLS, *BUCKETS),
+        ),
     ],
 )
 def test_a_url_is_rejected_at_once_wherever_a_path_is_expected(
@@ -554,6 +563,9 @@ def test_python_functions_expand_paths_and_reject_urls(
         lambda path: transformer_jax.sweep("tiny", path),
     ]
     for function in functions:
+        with pytest.raises(UsageError, match="https://bucket/x is a URL"):
+            function("https://bucket/x")
+    for function in (transformer_jax.load_config, lambda path: transformer_jax.sweep("tiny", path)):
         with pytest.raises(UsageError, match="gs://bucket/x is a URL"):
             function("gs://bucket/x")
     for function in functions[:3]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject, local_path
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.history import (
     SCORE_NAMES,
     MetricsTable,
@@ -22,6 +22,7 @@ from transformer_jax.inference.history import (
 )
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.remote.copies import local_path
 from transformer_jax.runs.grouping import group_runs
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.text import printable

@@ -25,7 +25,8 @@ from transformer_jax.config.validation import (
     did_you_mean,
 )
 from transformer_jax.errors import UsageError
-from transformer_jax.files import expand_path, local_path
+from transformer_jax.files import expand_path
+from transformer_jax.remote.copies import local_path
 
 if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
@@ -39,8 +40,9 @@ WORDS = {
     "STR STR": "two strings",
     "PATH PATH": "two paths",
 }
-# The placeholders of options that contain paths.
+# The placeholders of options that contain paths. Some of the paths can be URLs of buckets.
 PLACEHOLDER = re.compile("RUN|SWEEP|CONFIG")
+REMOTE = re.compile("RUN|SWEEP")
 # A word such as model.num_heads=4, which other programs accept.
 ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
@@ -56,7 +58,11 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
     hook = partial(_report, name=name, command_type=command_type, words=words)
     with tyro_errors.on_parse_error(hook):
         command = tyro.cli(command_type, args=words, prog=name, default=default)
-    paths = {key: _expand(getattr(command, key)) for key, pair in fields.items() if _is_path(*pair)}
+    paths = {
+        key: _expand(getattr(command, key), is_remote=_has_placeholder(REMOTE, pair[1]))
+        for key, pair in fields.items()
+        if _is_path(*pair)
+    }
     for key, value in paths.items():
         # A command is frozen, and its fields cannot be replaced without checking its config.
         object.__setattr__(command, key, value)
@@ -70,18 +76,26 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
 
 def _is_path(form: TypeForm, metadata: Sequence[object]) -> bool:
     """Return whether an option contains one or more paths, or configs, which can be paths."""
-    is_folder = any(PLACEHOLDER.search(str(getattr(m, "metavar", ""))) for m in metadata)
+    is_folder = _has_placeholder(PLACEHOLDER, metadata)
     return is_folder or Path in (form, *get_args(form)) or Path in get_args((*get_args(form), 0)[0])
 
 
-def _expand(value: object) -> object:
+def _has_placeholder(pattern: re.Pattern[str], metadata: Sequence[object]) -> bool:
+    return any(pattern.search(str(getattr(m, "metavar", ""))) for m in metadata)
+
+
+def _expand(value: object, *, is_remote: bool) -> object:
+    """Expand each path in the value of an option.
+
+    See `remote.copies.local_path` if the option accepts URLs of buckets, and `files.expand_path`
+    otherwise.
+    """
     match value:
-        case str():
-            return expand_path(value)
-        case Path():
-            return local_path(value)
+        case str() | Path():
+            path = local_path(value) if is_remote and value != "" else expand_path(str(value))
+            return type(value)(path) if isinstance(value, str) else Path(path)
         case tuple():
-            return tuple(map(_expand, value))
+            return tuple(_expand(item, is_remote=is_remote) for item in value)
     return value
 
 

@@ -50,7 +50,7 @@ class Evaluate(RunCommand):
     line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
-    baseline: Path | None = None
+    baseline: Annotated[Path | None, arg(metavar="RUN")] = None
     """Compare the scores with those of the run in this folder, using a paired
     bootstrap. Command-line options apply to both runs. For all other settings,
     each run uses its own config."""

@@ -5,8 +5,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff
+from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import (
@@ -22,6 +23,7 @@ from transformer_jax.data.splits import SPLITS
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
 from transformer_jax.distributed.supervisor import supervise, train_command
 from transformer_jax.errors import NotReproducedError, UsageError
+from transformer_jax.remote.copies import find_url
 from transformer_jax.runs.run_folder import RunFolder, check_available
 
 
@@ -110,9 +112,10 @@ class TrainingCommand(ConfigCommand):
 class Train(FileCommand, TrainingCommand):
     """Train a model from a config, and store it in a run's folder."""
 
-    out: Path | None = None
-    """The run's folder. Default: runs/NAME, where NAME is the config's name."""
-    init_from: Path | None = None
+    out: Annotated[Path | None, arg(metavar="RUN")] = None
+    """The run's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME.
+    Default: runs/NAME, where NAME is the config's name."""
+    init_from: Annotated[Path | None, arg(metavar="RUN")] = None
     """Start with the vocabulary and the latest parameters of this run."""
     resume: FlagCreatePairsOff[bool] = False
     """If the run already exists, continue it. A finished run does not change. Use
@@ -176,7 +179,8 @@ class Reproduce(PathCommand):
     run_folder: RunArgument
     """A run's folder. The command does not change the folder."""
     out: Path | None = None
-    """The new run's folder. Default: RUN-reproduced."""
+    """The new run's folder. Default: RUN-reproduced, in the working directory if
+    RUN is in a bucket."""
 
     def run(self) -> None:
         original = RunFolder.open(Path(self.run_folder))
@@ -186,6 +190,7 @@ class Reproduce(PathCommand):
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
         # Resolve paths such as "." and "..", because they have no name to append a suffix to.
         base = original.path if original.path.name not in ("", "..") else original.path.resolve()
+        base = base if find_url(base) is None else Path(base.name)
         out = self.out or base.with_name(f"{base.name}-reproduced")
         is_started = (out / "run.json").exists() and out.resolve() != original.path.resolve()
         if not is_started or RunFolder.open(out).identity != original.identity:

@@ -31,6 +31,7 @@ from transformer_jax.files import (
 )
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.remote.copies import publish
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -61,6 +62,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
             path.write_bytes(text)
         digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
         write_json(folder / "scores.json", {**evaluation.result, "files": digests})
+    publish(folder)
     return folder
 
 

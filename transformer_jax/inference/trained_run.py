@@ -16,8 +16,7 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
-from transformer_jax.errors import Setting, StorageError, UsageError
-from transformer_jax.files import local_path
+from transformer_jax.errors import Setting, StorageError, UsageError, show_paths
 from transformer_jax.inference.alignments import Aligner, align_pairs, head_error_rates
 from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden_states
@@ -28,6 +27,7 @@ from transformer_jax.inference.translate import Hypothesis, Translator
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.progress import note
+from transformer_jax.remote.copies import local_path
 from transformer_jax.runs import checksums
 from transformer_jax.runs.array_store import on_device
 from transformer_jax.runs.checkpoint_averaging import (
@@ -68,7 +68,7 @@ class Run:
 
     def __repr__(self) -> str:
         count = f"{self.num_parameters:,} parameters"
-        return f"Run({str(self.folder.path)!r}, step={self.step}, {count})"
+        return f"Run({show_paths(str(self.folder.path))!r}, step={self.step}, {count})"
 
     def _repr_html_(self) -> str:
         return summarize(self.folder, self.steps, self.num_parameters)

@@ -29,6 +29,7 @@ from jaxtyping import PyTree
 from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.files import JsonObject, sync, write_text
 from transformer_jax.progress import note
+from transformer_jax.remote import copies
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
 from transformer_jax.runs.checkpoint_metadata import NAME, CheckpointMetadata, DevScores
@@ -136,7 +137,7 @@ class CheckpointManager:
         if step in self._verified:
             return None
         try:
-            checksums.check(self.folder / str(step))
+            self._check_files(self.folder / str(step))
         except (CorruptionError, FileNotFoundError) as error:
             if self._is_deleted(step):
                 raise StorageError(f"checkpoint {step} of {self.run} has been deleted") from error
@@ -148,12 +149,22 @@ class CheckpointManager:
             self._verified.add(step)
         return self._damage.get(step)
 
+    def _check_files(self, folder: Path) -> None:
+        """Check the digests, after downloading what a copy of a run in a bucket lacks."""
+        try:
+            checksums.check(folder)
+        except CorruptionError:
+            if not copies.repair(folder):
+                raise
+            checksums.check(folder)
+
     def prepare_save(self, step: int, arrays: Trees) -> None:
         """Wait for the previous write and check that the disk has room for this checkpoint.
 
         This method must return in all processes before any process calls `save`.
         """
         self.wait()
+        copies.check(self.run)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
         free = shutil.disk_usage(self.folder).free
         if free < size:
@@ -226,7 +237,8 @@ class CheckpointManager:
     def has_failed(self) -> bool:
         """Return whether the last write failed. If so, the next call to `wait` raises the error."""
         pending = self._pending
-        return pending is not None and pending.done() and pending.exception() is not None
+        is_written = pending is None or not pending.done() or pending.exception() is None
+        return not is_written or copies.has_failed(self.run)
 
     def wait(self) -> None:
         """Wait until the pending write is on disk; raise a StorageError if the write failed."""
@@ -294,6 +306,7 @@ class CheckpointManager:
             temporary.rename(self.folder / str(step))
             sync(self.folder)
             self._delete(superseded)
+            copies.commit(self.run)
 
     def _finish_score(
         self,
@@ -311,6 +324,7 @@ class CheckpointManager:
             text = content.to_json(step, self._identity)
             checksums.replace(self.folder / str(step), NAME, text)
             self._delete(superseded)
+            copies.commit(self.run)
         except (OSError, CorruptionError) as error:
             raise StorageError(
                 f"the score of checkpoint {step} could not be recorded: {summarize_error(error)}"
@@ -347,6 +361,7 @@ class CheckpointManager:
             count += 1
             name = f"bad-{step}-{count}"
         (self.folder / str(step)).rename(self.folder / name)
+        copies.commit(self.run)
         self._metadata.pop(step, None)
         self._damage.pop(step, None)
         return f" and was renamed to {name}"

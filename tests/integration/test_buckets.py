@@ -1,0 +1,86 @@
+"""Train a run in a bucket, kill it, resume it on another machine, and use it on a third one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bucket_servers import BucketServer, serve_bucket
+
+SIZES = (
+    *("--model.d-model", "16", "--model.num-layers", "1", "--model.num-heads", "2"),
+    *("--model.d-ff", "16", "--data.batch-tokens", "256", "--data.max-batch-shapes", "1"),
+    *("--train.steps", "20", "--train.checkpoint-every", "10", "--train.bleu-every", "1000"),
+)
+
+
+def start(
+    server: BucketServer, cache: Path, *words: str, text: str = "", **variables: str
+) -> subprocess.Popen[str]:
+    """Start a command on a machine with the given cache."""
+    environment = {
+        **os.environ,
+        **server.environment,
+        "TRANSFORMER_JAX_CACHE": str(cache),
+        "TRANSFORMER_JAX_LEASE_SECONDS": "4",
+        "TRANSFORMER_JAX_RETRY_SECONDS": "2",
+        **variables,
+    }
+    command = [sys.executable, "-m", "transformer_jax", *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, env=environment, text=True, **pipes)
+    assert process.stdin is not None
+    process.stdin.write(text)
+    process.stdin.close()
+    return process
+
+
+def run(server: BucketServer, cache: Path, *words: str, code: int = 0, **options: str) -> str:
+    """Run a command on a machine with the given cache, and return its output."""
+    with start(server, cache, *words, **options) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+    assert process.returncode == code, output
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_on_a_third(
+    scheme: str, tmp_path: Path
+) -> None:
+    first, second, third = (tmp_path / x for x in ("first", "second", "third"))
+    with serve_bucket(scheme) as server:
+        url = server.url("runs/demo")
+        train = ("train", "tiny", "--out", url, *SIZES)
+        with start(server, first, *train, "--train.steps", "100000") as process:
+            while not any("SHA256SUMS" in x for x in server.weather.writes):
+                assert process.poll() is None
+                time.sleep(0.1)
+            process.send_signal(signal.SIGKILL)
+        devices = "--xla_force_host_platform_device_count=2"
+        resume = ("resume", url, "--train.steps", "100000")
+        with start(server, second, *resume, XLA_FLAGS=devices) as process:
+            before = len(server.weather.writes)
+            while not any("SHA256SUMS" in x for x in server.weather.writes[before:]):
+                assert process.poll() is None
+                time.sleep(0.1)
+            # The first machine sees that another one trains the run.
+            output = run(server, first, "resume", url, code=2)
+            assert f"{url} is being trained by process {process.pid} on " in output
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 75
+        assert run(server, third, "translate", url, "--beam-size", "1", text="forty-two\n")
+        output = run(server, third, "train", "tiny", "--out", url, code=2)
+        assert f"{url} already exists: resume it with `transformer-jax resume {url}`" in output
+        output = run(server, third, "evaluate", url, "--split", "dev", "--beam-size", "1")
+        assert f"stored in {url}/evaluations/dev-" in output
+        assert "/remote/" not in output
+        output = run(server, first, "report", url, "--out", str(tmp_path / "report"))
+        assert "perplexity" in output
+        server.weather.is_down = True
+        output = run(server, third, "translate", url, code=74)
+        assert f"{url} could not be listed: no answer for 2 s" in output.splitlines()[-1]

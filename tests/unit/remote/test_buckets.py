@@ -1,0 +1,105 @@
+"""Test objects in buckets on a server for S3 and on an emulator of Google Cloud Storage."""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bucket_servers import BucketServer
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.progress import Note
+from transformer_jax.remote.buckets import Bucket, PreconditionError
+
+
+def test_objects_can_be_written_listed_read_and_deleted(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    bucket, file = Bucket(server.url("a")), tmp_path / "file"
+    file.write_bytes(b"x" * 1000)
+    bucket.write("b/c", b"1")
+    bucket.write("d e+f", file)
+    Bucket(server.url("ab")).write("other", b"2")
+    first = bucket.list()
+    assert {name: entry.size for name, entry in first.items()} == {"b/c": 1, "d e+f": 1000}
+    assert bucket.read("b/c") == b"1"
+    bucket.write("b/c", b"2")
+    assert bucket.list()["b/c"].version != first["b/c"].version
+    assert bucket.download("d e+f", tmp_path / "x" / "copy")
+    assert (tmp_path / "x" / "copy").read_bytes() == b"x" * 1000
+    bucket.delete("b/c")
+    bucket.delete("b/c")
+    assert bucket.read("b/c") is None
+    assert not bucket.download("b/c", tmp_path / "none")
+    assert list(bucket.list()) == ["d e+f"]
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_an_object_that_must_be_new_replaces_no_other(server: BucketServer) -> None:
+    bucket = Bucket(server.url("a"))
+    bucket.write("x", b"1", is_new=True)
+    with pytest.raises(PreconditionError):
+        bucket.write("x", b"2", is_new=True)
+    assert bucket.read("x") == b"1"
+
+
+def test_a_missing_bucket_is_named(server: BucketServer) -> None:
+    url = f"{server.scheme}://no-such-bucket/run"
+    with pytest.raises(StorageError, match=f"there is no bucket {server.scheme}://no-such-bucket"):
+        Bucket(url).list()
+    with pytest.raises(StorageError, match=f"there is no bucket {server.scheme}://no-such-bucket"):
+        Bucket(url).write("x", b"")
+    with pytest.raises(UsageError, match="names no bucket"):
+        Bucket(f"{server.scheme}:///")
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_missing_credentials_are_reported(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StorageError, match="there are no valid credentials: run `aws configure`"):
+        Bucket(server.url("a")).list()
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_requests_are_repeated_until_the_network_returns(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(server.url("a"))
+    bucket.write("x", b"1")
+    server.weather.is_down = True
+    with pytest.raises(StorageError, match="could not be read: no answer for 0 s"):
+        bucket.read("x")
+    monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "60")
+
+    def return_after_an_attempt() -> None:
+        before = len(server.weather.reads)
+        # The HTTP client itself may repeat a request once.
+        while len(server.weather.reads) < before + 5:
+            time.sleep(0.01)
+        server.weather.is_down = False
+
+    thread = threading.Thread(target=return_after_an_attempt)
+    thread.start()
+    with pytest.warns(Note, match=r"does not answer \(.*\): trying again for 60 s"):
+        assert bucket.read("x") == b"1"
+    thread.join()
+
+
+def test_damaged_responses_are_requested_again(server: BucketServer, tmp_path: Path) -> None:
+    bucket, content = Bucket(server.url("a")), bytes(range(256)) * 20
+    bucket.write("x", content)
+    server.weather.corrupt = 0.3
+    for number in range(5):
+        with contextlib.suppress(StorageError):
+            bucket.download("x", tmp_path / f"{number}")
+            assert (tmp_path / f"{number}").read_bytes() == content
+    server.weather.corrupt = 1.0
+    with pytest.raises(StorageError):
+        bucket.download("x", tmp_path / "damaged")
+    assert not (tmp_path / "damaged").exists()

@@ -1,0 +1,1 @@
+"""Runs in buckets of Google Cloud Storage and S3."""

@@ -1,0 +1,278 @@
+"""Objects in a bucket of Google Cloud Storage or S3, through the fsspec libraries gcsfs and s3fs.
+
+A write replaces a whole object atomically. Each object that this module writes carries the SHA-256
+of its contents, and each read compares it, so a damaged response is requested again. If a server
+does not answer, requests are repeated for `RETRY_VARIABLE` seconds.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformer_jax.errors import StorageError, UsageError, summarize_error
+from transformer_jax.optional import import_optional
+from transformer_jax.progress import note
+
+RETRY_VARIABLE = "TRANSFORMER_JAX_RETRY_SECONDS"
+DEFAULT_RETRY_SECONDS = 150.0
+# The first and the longest pause between two attempts, in seconds.
+PAUSES = 0.5, 15.0
+# How often an object is read whose contents differ from its digest.
+MAX_READS = 4
+DIGEST = "sha256"
+T = TypeVar("T")
+
+for library in ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio"):
+    logging.getLogger(library).setLevel(logging.CRITICAL)
+
+
+class PreconditionError(Exception):
+    """An object that must be new already exists."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object in a listing."""
+
+    size: int
+    version: str
+    """A string that changes whenever the contents change."""
+
+
+class Bucket:
+    """The objects whose names start with a prefix, such as those of the run gs://bucket/run."""
+
+    def __init__(self, url: str) -> None:
+        """Store the URL, without a request.
+
+        Raises:
+            UsageError: the URL has no bucket, or gcsfs or s3fs is not installed.
+        """
+        self.url = url.rstrip("/")
+        self._scheme, _, self._root = self.url.partition("://")
+        self._bucket = self._root.partition("/")[0]
+        if not self._bucket:
+            raise UsageError(f"{url} names no bucket: write {self._scheme}://BUCKET/RUN")
+        variables = ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+        servers = tuple(map(os.environ.get, variables))
+        self._files: Any = _open_file_system(self._scheme, servers)
+
+    def list(self) -> dict[str, Entry]:
+        """Return all objects, keyed by their names without the prefix.
+
+        Raises:
+            StorageError: see `_attempt`.
+        """
+        prefix = f"{self._root}/"
+
+        def find() -> dict[str, Entry]:
+            self._files.invalidate_cache()
+            found: dict[str, Any] = {}
+            with contextlib.suppress(FileNotFoundError):
+                found = self._files.find(prefix, detail=True)
+            if not found:
+                self._check_exists()
+            return {
+                name.removeprefix(prefix): Entry(
+                    int(info["size"]),
+                    str(info.get("generation") or info.get("ETag") or info.get("etag")),
+                )
+                for name, info in found.items()
+                if name.startswith(prefix) and info.get("type") == "file"
+            }
+
+        return self._attempt(find, "listed")
+
+    def read(self, name: str) -> bytes | None:
+        """Return the contents of a small object, or None if there is no such object."""
+
+        def read() -> bytes | None:
+            try:
+                return self._files.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
+
+        return self._attempt(read, "read")
+
+    def download(self, name: str, path: Path, *, keeps_damaged: bool = False) -> bool:
+        """Write an object to a file, and return whether the object exists.
+
+        Raises:
+            StorageError: `keeps_damaged` is false, and the contents differ from the digest, after
+                `MAX_READS` attempts.
+        """
+        temporary = path.with_name(f".{path.name}.download")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def download() -> bool:
+            for attempt in range(MAX_READS):
+                try:
+                    expected = self._read_digest(name)
+                    self._files.get_file(self._path(name), str(temporary))
+                except FileNotFoundError:
+                    return False
+                with temporary.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                is_last = attempt == MAX_READS - 1
+                if expected in (None, digest) or (is_last and keeps_damaged):
+                    temporary.replace(path)
+                    return True
+                time.sleep(attempt * PAUSES[0])
+            raise StorageError(f"{self.url}/{name} differs from what was written")
+
+        try:
+            return self._attempt(download, "read")
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def write(self, name: str, content: bytes | Path, *, is_new: bool = False) -> None:
+        """Create or replace an object.
+
+        Raises:
+            PreconditionError: `is_new` is true, and the object exists.
+        """
+        if isinstance(content, Path):
+            with content.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            digest = hashlib.sha256(content).hexdigest()
+        metadata = {DIGEST: digest}
+        options: dict[str, Any] = {"mode": "create" if is_new else "overwrite"}
+        options["metadata" if self._scheme == "gs" else "Metadata"] = metadata
+
+        def write() -> None:
+            if isinstance(content, Path):
+                self._files.put_file(str(content), self._path(name), **options)
+            else:
+                self._files.pipe_file(self._path(name), content, **options)
+
+        self._attempt(write, "written")
+
+    def write_json(self, name: str, content: object, *, is_new: bool = False) -> None:
+        """Create or replace an object with JSON; see `write`."""
+        self.write(name, json.dumps(content).encode(), is_new=is_new)
+
+    def delete(self, name: str) -> None:
+        """Delete an object; do nothing if it does not exist."""
+
+        def delete() -> None:
+            try:
+                self._files.rm_file(self._path(name))
+            except FileNotFoundError:
+                return
+
+        self._attempt(delete, "changed")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _read_digest(self, name: str) -> str | None:
+        if self._scheme == "s3":
+            return self._files.metadata(self._path(name), refresh=True).get(DIGEST)
+        # The method `info` would also list the objects whose names begin with this name.
+        synchronize = import_optional("fsspec.asyn").sync
+        found = synchronize(self._files.loop, self._files._get_object, self._path(name))
+        return found.get("metadata", {}).get(DIGEST)
+
+    def _check_exists(self) -> None:
+        """Raise a StorageError if the bucket does not exist."""
+        try:
+            self._files.info(self._bucket)
+        except FileNotFoundError:
+            raise StorageError(
+                f"there is no bucket {self._scheme}://{self._bucket}: create it, or check the name"
+            ) from None
+
+    def _attempt(self, request: Callable[[], T], verb: str) -> T:
+        """Repeat a request while the server does not answer; return its result.
+
+        Raises:
+            StorageError: the server does not answer for `RETRY_VARIABLE` seconds, or there are no
+                credentials, no bucket, or no permission.
+            PreconditionError: the object already exists.
+        """
+        seconds = float(os.environ.get(RETRY_VARIABLE) or DEFAULT_RETRY_SECONDS)
+        deadline, pause, is_noted = time.monotonic() + seconds, PAUSES[0], False
+        while True:
+            try:
+                return request()
+            except StorageError:
+                raise
+            # The libraries and their dependencies raise exceptions of many undocumented types.
+            except Exception as error:
+                self._raise_permanent(error, verb)
+                if time.monotonic() + pause > deadline:
+                    reason = summarize_error(error)
+                    raise StorageError(
+                        f"{self.url} could not be {verb}: no answer for {seconds:.0f} s "
+                        f"({reason}); check the network"
+                    ) from error
+                if not is_noted:
+                    is_noted = True
+                    note(
+                        f"{self.url} does not answer ({summarize_error(error)}): trying again for "
+                        f"{seconds:.0f} s"
+                    )
+            time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 (no cryptography)
+            pause = min(2 * pause, PAUSES[1])
+
+    def _raise_permanent(self, error: Exception, verb: str) -> None:
+        """Raise an error for which another attempt is pointless."""
+        kind, code = type(error).__name__, str(getattr(error, "code", ""))
+        problem = f"{self.url} could not be {verb}: "
+        if isinstance(error, FileExistsError):
+            raise PreconditionError from error
+        if "Credential" in kind or "RefreshError" in kind or code == "401":
+            login = "gcloud auth application-default login"
+            how = f"run `{login}`" if self._scheme == "gs" else "run `aws configure`"
+            raise StorageError(f"{problem}there are no valid credentials: {how}") from error
+        is_forbidden = str(error).startswith("Forbidden") or code == "403"
+        if isinstance(error, PermissionError) or is_forbidden:
+            reason = summarize_error(error)
+            raise StorageError(f"{problem}no permission ({reason})") from error
+        if isinstance(error, FileNotFoundError):
+            raise StorageError(
+                f"{problem}there is no bucket {self._scheme}://{self._bucket}"
+            ) from error
+        if isinstance(error, OSError) and error.filename and Path(error.filename).is_absolute():
+            raise StorageError(f"{problem}{summarize_error(error)}") from error
+        return
+
+
+@functools.cache
+def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
+    """Return the client of a scheme; the servers in the environment may change between calls."""
+    feature = f"a folder at {scheme}://"
+    if scheme == "gs":
+        # The module `gcsfs` itself selects a class that asks each bucket for its type with gRPC.
+        core = import_optional("gcsfs.core", feature)
+        options: dict[str, object] = {"skip_instance_cache": True}
+        if os.environ.get("STORAGE_EMULATOR_HOST"):
+            options["token"] = "anon"  # noqa: S105 (an emulator has no accounts)
+        return core.GCSFileSystem(use_listings_cache=False, timeout=60, **options)
+    s3fs = import_optional("s3fs", feature)
+    config = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}}
+    files = s3fs.S3FileSystem(
+        use_listings_cache=False, skip_instance_cache=True, config_kwargs=config
+    )
+    # `Bucket` repeats requests itself, and says so.
+    files.retries = 1
+    return files
+
+
+def parse_json(content: bytes | None) -> dict[str, Any]:
+    """Return the JSON object that an object of a bucket contains, or {} if it is invalid."""
+    try:
+        parsed = json.loads(content or b"")
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,124 @@
+"""A lease that lets only one process train a run in a bucket.
+
+A lease is an object lease/N.json, which its holder creates only if it does not exist, and then
+renews. The lease with the largest number is valid. If its holder does not renew it, another process
+creates the next one.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from typing import Self
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import JsonObject
+from transformer_jax.progress import note
+from transformer_jax.remote.buckets import Bucket, PreconditionError, parse_json
+
+FOLDER = "lease"
+SECONDS_VARIABLE = "TRANSFORMER_JAX_LEASE_SECONDS"
+DEFAULT_SECONDS = 180.0
+# A lease is renewed this many times before it would expire.
+RENEWALS = 12
+
+
+def lease_seconds() -> float:
+    """Return how long a lease is valid after its holder has renewed it."""
+    return float(os.environ.get(SECONDS_VARIABLE) or DEFAULT_SECONDS)
+
+
+class Lease:
+    """A context manager that holds the lease of a run. The caller calls `renew` periodically."""
+
+    def __init__(self, url: str, machine: str) -> None:
+        """Store the arguments.
+
+        `machine` identifies a machine on which no other process trains the run, so that a lease
+        that a process of the machine left behind has no holder.
+        """
+        self._bucket, self._machine = Bucket(f"{url}/{FOLDER}"), machine
+        self._url, self._token = url, secrets.token_hex(8)
+        self._number = 0
+        self._renewals = 0
+
+    def __enter__(self) -> Self:
+        """Acquire the lease.
+
+        Raises:
+            UsageError: another process holds the lease.
+        """
+        latest = max(self._numbers(), default=0)
+        if latest:
+            self._wait_for_holder(latest)
+        self._number = latest + 1
+        # If the answer to a first attempt was lost, the existing lease is this process's own.
+        with contextlib.suppress(PreconditionError):
+            self._write(is_new=True)
+        if self._read(self._number).get("token") != self._token:
+            raise UsageError(f"{self._url} is being trained by a process that has just started")
+        self._delete_before(self._number)
+        return self
+
+    def renew(self) -> None:
+        """Extend the lease; raise a StorageError if another process has taken it."""
+        if max(self._numbers(), default=self._number) > self._number:
+            raise StorageError(
+                f"{self._url} is being trained by another process, because this one did not renew "
+                f"its lease for {lease_seconds():.0f} s; the run contains only what was uploaded"
+            )
+        self._renewals += 1
+        self._write()
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Release the lease. If the bucket cannot be reached, it expires."""
+        try:
+            if max(self._numbers(), default=0) == self._number:
+                self._write(is_released=True)
+        except StorageError:
+            if error is None:
+                raise
+
+    def _wait_for_holder(self, number: int) -> None:
+        """Return when the holder of a lease has released it or does not renew it.
+
+        Clocks of machines differ, so watch whether the lease changes.
+        """
+        first = self._read(number)
+        if first.get("released") or first.get("machine") == self._machine or not first:
+            return
+        holder = f"process {first.get('pid')} on {first.get('host')}"
+        seconds = lease_seconds()
+        note(f"{self._url}: waiting up to {seconds:.0f} s to see whether {holder} still trains it")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(seconds / RENEWALS / 2)
+            now = self._read(number)
+            if now.get("released") or not now:
+                return
+            if now != first:
+                raise UsageError(f"{self._url} is being trained by {holder}")
+
+    def _numbers(self) -> list[int]:
+        stems = (name.removesuffix(".json") for name in self._bucket.list())
+        return [int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10]
+
+    def _read(self, number: int) -> JsonObject:
+        return parse_json(self._bucket.read(f"{number}.json"))
+
+    def _write(self, *, is_new: bool = False, is_released: bool = False) -> None:
+        content = {
+            "token": self._token,
+            "machine": self._machine,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "renewals": self._renewals,
+            "released": is_released,
+        }
+        self._bucket.write_json(f"{self._number}.json", content, is_new=is_new)
+
+    def _delete_before(self, number: int) -> None:
+        for old in self._numbers():
+            if old < number:
+                self._bucket.delete(f"{old}.json")
