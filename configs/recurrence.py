@@ -15,7 +15,7 @@ These two rows are named after their attention scores. The `conv` row is ConvS2S
 2017).
 
 Differs from the paper in the same ways as configs/table3_multi30k.py. For the recurrent models, the
-norm of the per-token gradient is clipped at 5, which is a looser limit than in Sutskever et al. and
+norm of the per-token gradient is clipped at 5, which is a higher limit than in Sutskever et al. and
 Luong et al.
 """
 

@@ -1,19 +1,20 @@
-"""What changed since 2017: one later idea per row, and the paper's base model in the first row.
+"""Ideas published since 2017, one per row. The first row is the paper's base model.
 
     transformer-jax params configs/since2017.py
     transformer-jax sweep configs/since2017.py --scale small --data-from table3_multi30k:base \
         --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3
 
-The comment above each row names its source. The rows with feed-forward networks of three matrices
-have about as many parameters as base. Rows have the learning rate of base, so tune it for each row.
-`llama` combines the ideas of Touvron et al. (2023) that this package has.
+The comment above each row names its source. The rows whose feed-forward networks have three
+matrices have about as many parameters as base. All rows use base's learning rate by default, so
+tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
+implements.
 
 Every row except base differs from the paper.
 """
 
 from configs.base import CONFIG as BASE
 
-# Two thirds of base's d_ff, as in Shazeer (2020), rounded to a multiple of 16.
+# This is two thirds of base's d_ff, as in Shazeer (2020), rounded to a multiple of 16.
 GATED = {"d_ff": 1360, "feed_forward_bias": False}
 PRE_RMS = {"layer_norm": "pre", "norm": "rms_norm"}
 DECAY = {"optimizer": "adamw", "weight_decay": 0.1}
@@ -59,7 +60,7 @@ SWEEP = {
     "bpe_dropout": BASE.change(data={"bpe_dropout": 0.1}),
     # Polyak and Juditsky 1992
     "moving_average": BASE.change(train={"ema_decay": 0.999}),
-    # The mean of five checkpoints, as for Table 2 of the paper.
+    # The row averages five checkpoints, as in Table 2 of the paper.
     "checkpoint_average": BASE.change(
         train={"keep_checkpoints": 5}, decode={"average_checkpoints": 5}
     ),

@@ -1,16 +1,16 @@
-"""Your own parallel text: one row for each amount of text.
+"""Train on your own parallel text. Each row is for a different amount of text.
 
     transformer-jax train configs/text.py:10k \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
 The files contain UTF-8 text and can be compressed with gzip. Line n of one file is the translation
-of line n of the other. Choose the row whose number of sentence pairs is closest to yours: the rows
-`300`, `10k`, and `100k` train small models on a laptop. The row `base` trains the paper's base
+of line n in the other file. Choose the row whose number of sentence pairs is closest to yours: the
+rows `300`, `10k`, and `100k` train small models on a laptop. The row `base` trains the paper's base
 model on millions of pairs, which takes hours on a GPU. docs/your-own-data.md describes what to
 expect.
 
 Differs from the paper: training stops early when the perplexity on the development set no longer
-improves, and the rows for a laptop clip gradients, except for `300`.
+improves, and the laptop rows, except for `300`, clip gradients.
 """
 
 from transformer_jax.config import Config

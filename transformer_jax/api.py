@@ -81,11 +81,11 @@ def train(
         quiet: do not print progress.
 
     Returns:
-        The run with the mean of its last `decode.average_checkpoints` checkpoints, or of all its
-        checkpoints if there are fewer.
+        The run. Its parameters are the mean of its last `decode.average_checkpoints` checkpoints,
+        or of all its checkpoints if there are fewer.
 
     Raises:
-        UsageError: the folder already exists, or contains a run with another config.
+        UsageError: the folder already exists, or contains a run with a different config.
         DataError: the text cannot be used.
         DivergedError: the loss is not finite.
         RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.
@@ -197,14 +197,15 @@ def sweep(
             the lowest perplexity on the development set.
         devices: the number of accelerators to use or, on a CPU, the number of concurrent runs.
             Default: as many as possible.
-        group: the number of runs, which must differ only in seeds and numbers, that train in one
-            program. Default: on accelerators, as many as the memory allows; on a CPU, 1.
+        group: the number of runs that train in one program. These runs must differ only in their
+            seeds and numeric settings. Default: on accelerators, as many as the memory allows; on a
+            CPU, 1.
         runs_per_device: the number of processes that share each GPU and divide its memory.
         retry_failed: also retrain the runs that failed.
         quiet: do not print progress.
 
     Raises:
-        UsageError: the folder contains a sweep with other configs, or an argument is invalid.
+        UsageError: the folder contains a sweep with different configs, or an argument is invalid.
         RunInterrupted: a signal ended the sweep. All runs are saved.
         SweepFailedError: a run failed.
     """
@@ -357,7 +358,7 @@ def report(
             one row.
         out: the folder in which to write a report on separately trained runs. `Report.save` writes
             a sweep's report to its folder.
-        split: the only set to analyze. By default, a report analyzes both sets, and its answers use
+        split: analyze only this set. By default, a report analyzes both sets, and its answers use
             the test set if it was scored.
         baseline: the row that all others are compared with. Default: the first row.
 

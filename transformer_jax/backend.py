@@ -48,8 +48,8 @@ STANDARD_SETTINGS: dict[str, tuple[Callable[[Any], AbstractContextManager[None]]
     "jax_transfer_guard_device_to_host": (jax.transfer_guard_device_to_host, "allow"),
     "jax_transfer_guard_host_to_device": (jax.transfer_guard_host_to_device, "allow"),
 }
-"""The JAX settings that runs ignore, each with the function that sets it in a context and with its
-default. Runs use float32 or bfloat16, skip steps that are not finite, and copy arrays
+"""The JAX settings that runs ignore, each with its default and the function that sets it in a
+context. Runs use float32 or bfloat16, skip steps that are not finite, and copy arrays
 implicitly."""
 
 _environment: dict[str, str] = {}

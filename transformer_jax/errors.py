@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Self
 
 PATHS_SHOWN_AS: dict[str, str] = {}
-"""What messages show instead of the first part of a path: a URL for the copy of its folder."""
+"""Maps the first part of a local copy's path to the URL that messages show instead."""
 
 
 def show_paths(text: str) -> str:
-    """Return a text for the user, with URLs instead of the paths of local copies."""
+    """Return text for the user, with the paths of local copies replaced by URLs."""
     for path, url in PATHS_SHOWN_AS.items():
         text = text.replace(path, url)
     return text
@@ -73,7 +73,7 @@ class ConfigError(UsageError):
 
 
 class SweepFailedError(TransformerJaxError):
-    """Some runs of a sweep failed."""
+    """Some runs in a sweep failed."""
 
 
 class NotReproducedError(TransformerJaxError):

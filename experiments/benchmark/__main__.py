@@ -163,7 +163,7 @@ class Scaling(MeasureCommand):
 
 @dataclass(frozen=True)
 class Gpu(MeasureCommand):
-    """Measure everything that needs a GPU, without network access; --resume continues."""
+    """Measure everything that needs a GPU, without network access. Continue with --resume."""
 
     minutes: float = 9.0
     """Time limit for the whole command."""

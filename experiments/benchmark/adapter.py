@@ -89,7 +89,7 @@ class Trainer:
 
 
 def mean_loss(metrics: StepMetrics) -> float:
-    """Wait for a step to finish and return its loss per token, of all runs."""
+    """Wait for a step to finish, and return its mean loss per token over all runs."""
     loss = jax.device_get(metrics.loss)
     return float(loss.smoothed.sum() / loss.count.sum())
 

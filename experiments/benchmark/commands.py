@@ -1,4 +1,4 @@
-"""Measure whole commands, from their start to their end: a run and its copy, and a sweep.
+"""Measure whole commands, from start to end: a run and its reproduction, and a sweep.
 
 The commands run in separate processes, because they need the device's memory.
 """
@@ -29,7 +29,7 @@ from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 
-# A command that is stopped needs some of its time to save.
+# A command that is stopped needs part of its time limit to save its progress.
 SAVE_SECONDS = 40.0
 
 
@@ -107,7 +107,7 @@ def sweep(
 ) -> Benchmark:
     """Train and score all rows of a sweep, whose first attempt starts with an empty cache.
 
-    If the time is not enough, a later call with the same folder continues.
+    If time runs out, a later call with the same folder continues the sweep.
 
     Raises:
         WorkerFailedError: the sweep is not finished, or failed. The message says which.
@@ -184,5 +184,5 @@ def _cpu_seconds() -> float:
 
 
 def _peak_bytes() -> int:
-    """Return the memory of the largest process so far, without the device's own memory."""
+    """Return the peak memory of the largest process so far, excluding the device's memory."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10

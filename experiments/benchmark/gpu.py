@@ -1,4 +1,4 @@
-"""Measure everything that needs a GPU with one command, which a later call can continue.
+"""Measure everything that needs a GPU with one command, which can be resumed later.
 
 Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
 lack of time. Only one worker runs at a time, so each has the whole device and its memory, and the
@@ -20,12 +20,12 @@ from transformer_jax.config import Config
 from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.errors import UsageError
 
-# A benchmark that is skipped for lack of time needs more seconds than remain, and more than this
-# share of the time limit.
+# A benchmark is skipped if the remaining time is less than the time that it needs and less than
+# this share of the time limit.
 MAX_SHARE = 0.75
 ANY_ORDER = Variant(flags="--xla_gpu_deterministic_ops=false")
 TRITON = Variant(flags="--xla_gpu_enable_triton_gemm=true")
-# Changes to base, which has an attention dropout of 0.1, as the other libraries.
+# Changes to the base model, in which attention dropout is 0.1, as in the other libraries.
 VARIANTS = {
     "paper": Variant({"model": {"attention_dropout": 0.0}}),
     "cudnn": Variant({"model": {"attention_dropout": 0.0, "attention_implementation": "cudnn"}}),
@@ -55,7 +55,7 @@ class Amount:
     """A row of `table3_multi30k`, with a batch of 1,024 tokens."""
     variants: Mapping[str, Variant]
     groups: Sequence[int]
-    """The numbers of runs in one program."""
+    """The numbers of runs per program that are measured."""
     trainers: Sequence[str]
     steps: int
     """Steps per round, and of a run, in hundreds."""
@@ -71,7 +71,7 @@ def full_amount() -> Amount:
     """Return the amount of work on a GPU.
 
     The text is Multi30k if the environment variable TRANSFORMER_JAX_DATA is set. Otherwise, it
-    consists of as many lines of numbers, written as words.
+    consists of the same number of lines with numbers written as words.
     """
     recipe = load_config("multi30k").change(train={"steps": 1000}, data={"max_batch_shapes": None})
     rows = {name: row.config for name, row in load_rows("table3_multi30k").items()}
@@ -148,7 +148,7 @@ def gpu(
         amount: the amount of work to do.
         settings: the measurement settings.
         seconds: the time limit.
-        folder: the folder of the sweep, in which a later call continues.
+        folder: the sweep's folder. A later call with the same folder continues the sweep.
         store: a function that receives all results so far after each benchmark.
         earlier: results that are already known.
     """
@@ -219,7 +219,7 @@ def _plan(
                 references=("hf",),
             ),
         ),
-        # A later call continues the sweep, so any time suffices.
+        # A later call continues the sweep, so any amount of time is enough.
         "sweep": (
             100,
             lambda name, settings: sweep(name, amount.rows, amount.seeds, settings, folder),

@@ -164,7 +164,7 @@ def loop(task: Mapping[str, Any]) -> Workload:
 
     Args:
         task: a mapping with the keys `config` (JSON data), `folder` (for the run), and `turn` (the
-            number of steps in a turn). The config has a report after each turn.
+            number of steps in a turn). The config must schedule a report after each turn.
     """
     start_backend()
     config = Config.from_dict(task["config"])
@@ -203,9 +203,9 @@ def loop(task: Mapping[str, Any]) -> Workload:
 
 
 def preloaded(task: Mapping[str, Any]) -> Workload:
-    """Make the same steps as `loop` on preloaded random batches of the same shapes.
+    """Run the same steps as `loop`, but on preloaded random batches of the same shapes.
 
-    The number of tokens is that of the text's batches, which contain padding.
+    The reported number of tokens is that in the batches of text, which contain padding.
 
     Args:
         task: a mapping with the keys `config` (JSON data) and `turn` (the number of steps in a

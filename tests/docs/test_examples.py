@@ -22,7 +22,7 @@ def test_the_example_model_is_complete_and_small() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
 def test_a_clone_with_windows_line_endings_keeps_every_byte(tmp_path: Path) -> None:
-    # The clone contains the attributes of the last commit.
+    # The clone uses the .gitattributes file of the last commit.
     options = ["-c", "core.autocrlf=true", "--depth=1", "--quiet"]
     clone = ["git", "clone", *options, f"file://{ROOT}", str(tmp_path / "clone")]
     subprocess.run(clone, check=True, capture_output=True)

@@ -2,7 +2,7 @@
 """Count how often the tests try each kind of fault: `python tests/faults/count_trials.py`.
 
 The marker `trials` of a test names the fault. Its second argument is the number of trials in one
-execution of the test (1 by default), or the name of the parameter that determines this number.
+run of the test (1 by default), or the name of the test parameter that determines this number.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class TrialCounter:
 
 
 def count_trials() -> Counter[str]:
-    """Return the number of trials of each fault in all tests, including exhaustive ones."""
+    """Return the number of trials for each fault in all tests, including exhaustive tests."""
     paths: Sequence[Path] = sorted(TESTS.rglob("test_*.py"))
     marked = [str(path) for path in paths if "mark.trials(" in path.read_text("utf-8")]
     counter = TrialCounter()

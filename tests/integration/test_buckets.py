@@ -68,7 +68,7 @@ def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_o
             while not any("SHA256SUMS" in x for x in server.weather.writes[before:]):
                 assert process.poll() is None
                 time.sleep(0.1)
-            # The first machine sees that another one trains the run.
+            # The first machine detects that another machine is training the run.
             output = run(server, first, "resume", url, code=2)
             assert f"{url} is being trained by process {process.pid} on " in output
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Compile training steps for TPUs that this machine lacks, and test the compiled programs.
+"""Compile training steps for TPUs that are not present, and test the compiled programs.
 
 The tests need libtpu: `pip install --group tpu-compile`.
 """

@@ -147,7 +147,7 @@ def test_rows_that_differ_only_in_numbers_share_a_program(
     ]
     for row in rows:
         assert compile_step(SMALL.change(**row)) == base, row
-    # Clipping is an operation, but its threshold is a number.
+    # Clipping is an operation in the program, but its threshold is an argument.
     clipped = compile_step(SMALL.change(train={"clip_norm": 1.0}))
     assert len(clipped) == 2
     assert compile_step(SMALL.change(train={"clip_norm": 2.0})) == clipped

@@ -57,9 +57,9 @@ def read_carefully(folder: Path, read: Callable[[Path], Any]) -> tuple[str, list
 
 
 def check_damages(folder: Path, read: Callable[[Path], Any], tries: int) -> int:
-    """Damage each file of a folder, and return how many damages `read` notices.
+    """Damage each file in a folder, and return how many cases of damage `read` notices.
 
-    Fail if `read` returns another result for damaged files without a note or an error.
+    Fail if `read` returns a different result for damaged files without a note or an error.
     """
     expected, rng, noticed = read(folder), random.Random(tries), 0
     for path in sorted(x for x in folder.rglob("*") if x.is_file()):
@@ -98,7 +98,7 @@ def read_sweep(path: Path) -> object:
     sweep = Sweep.open(path)
     results = collect_results(sweep, [read_status(run) for run in sweep.runs], "report")
     check_finished(results.statuses)
-    # A flipped bit in the name of the digest makes it a field that nothing reads.
+    # If a bit in the digest's name is flipped, the digest becomes a field that no code reads.
     scores = [
         {key: x for key, x in s.scores["dev"].items() if len(str(x)) != 64}
         for s in results.statuses

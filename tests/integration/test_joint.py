@@ -38,7 +38,7 @@ HINT = "repeat the sweep to resume"
 
 
 def with_seed(seed: int, config: Config = SMALL) -> Config:
-    """Return the config with another seed."""
+    """Return the config with a different seed."""
     return config.change(train={"seed": seed})
 
 
@@ -51,7 +51,7 @@ def create(folder: Path, seeds: Sequence[int] = (0, 1, 2), config: Config = SMAL
 
 
 def train_all(paths: Sequence[Path], **sections: dict[str, Any]) -> Ends:
-    """Train runs in one program, and return the error that ended each run, keyed by its name."""
+    """Train runs in one program, and return the errors that ended them, keyed by run name."""
     ends: Ends = {}
     assignments = []
     for path in paths:
@@ -82,14 +82,14 @@ def assert_close(path: Path, expected: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The paths to runs with the seeds 0 to 2 that trained alone."""
+    """The paths to runs that trained separately, with seeds 0, 1, and 2."""
     folder = tmp_path_factory.mktemp("alone")
     return [train(with_seed(seed), folder / f"seed-{seed}") for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The paths to runs with the seeds 0 to 2 that trained in one program."""
+    """The paths to runs that trained together in one program, with seeds 0, 1, and 2."""
     paths = create(tmp_path_factory.mktemp("together"))
     assert train_all(paths) == {"seed-0": None, "seed-1": None, "seed-2": None}
     return paths

@@ -1,4 +1,4 @@
-"""Test that runs resume bit for bit with all optimizers, schedules, and losses, even users' own."""
+"""Test that runs resume bit for bit with any optimizer, schedule, or loss, even a custom one."""
 
 import shutil
 import signal

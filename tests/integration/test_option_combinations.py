@@ -25,7 +25,7 @@ SIZES = {
     *("d_k", "d_v", "max_relative_position", "max_positions", "conv_kernel_width", "num_pairs"),
     *("max_length", "vocab_size", "source_vocab_size", "max_extra_length", "beam_size"),
 }
-# The values of these fields are files or other text, or need a download or another device.
+# The values of these fields are files or other text, or require a download or a different device.
 FIXED = {"train", "dev", "test", "folder", "dataset", "languages", "corpus", "task"}
 
 NUM_COMBINATIONS = 300

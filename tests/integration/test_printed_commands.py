@@ -1,4 +1,4 @@
-"""Test that each command that the program prints or writes into a file can be executed as it is.
+"""Test that each command that the program prints or writes into a file can be executed as is.
 
 A function that prints a command calls `shell_command`. Each such function has a case in `CASES`,
 whose commands are executed, or an entry in `ELSEWHERE`.

@@ -51,7 +51,7 @@ def run_program(*arguments: str, **environment: str) -> Any:
     ids=["8 devices", "1 to 8 devices"],
 )
 def comparison(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return how far the parameters are from those of training on one device in float64.
+    """Return how far the parameters are from the result of training on one device in float64.
 
     Also return the largest fraction of the training state that any device holds.
     Batches have 13 rows, which cannot be divided evenly among the devices.

@@ -196,7 +196,7 @@ def test_reproduce_needs_a_trained_run_its_text_and_a_free_folder(
     for path in (".", "checkpoints/.."):
         assert main(["reproduce", path]) == 2
         assert f"{tmp_path / 'done-reproduced'} already exists" in capsys.readouterr().err
-    # If the cache lacks the text, the files must still contain the original text.
+    # If the text is not in the cache, the files must still contain the original text.
     source, target = FILES["train"]
     Path("train.en").write_text(Path(source).read_text("utf-8").replace("one", "two"), "utf-8")
     description = read_json(Path("run.json"))

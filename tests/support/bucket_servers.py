@@ -1,4 +1,4 @@
-"""Servers of buckets for tests, and a proxy that simulates a bad network."""
+"""Bucket servers for tests, and a proxy that simulates an unreliable network."""
 
 import contextlib
 import http.client
@@ -24,7 +24,7 @@ CREDENTIALS = {
 
 @dataclass
 class Weather:
-    """How a proxy treats requests and responses. The default is to forward them."""
+    """How a proxy handles requests and responses. By default, it forwards them."""
 
     is_down: bool = False
     """Close each connection without an answer."""
@@ -63,7 +63,7 @@ def serve_bucket(scheme: str) -> Iterator[BucketServer]:
         server: Any = moto.ThreadedMotoServer("127.0.0.1", _free_port(), verbose=False)
         server.start()
         host, port = server.get_host_and_port()
-        # All servers of a process share their buckets.
+        # All servers in a process share their buckets.
         for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
             request = urllib.request.Request(f"http://{host}:{port}/{path}", method=method)
             urllib.request.urlopen(request).close()  # noqa: S310 (a local server)
@@ -133,7 +133,7 @@ def _proxy(port: int, weather: Weather) -> Iterator[int]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Ignore that a client or a server has closed its connection."""
+            """Ignore the error if a client or a server has closed its connection."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -109,7 +109,7 @@ class SharedStep(TrainStep):
 
 
 class SharedJointStep(JointStep):
-    """A step of several runs whose programs are shared."""
+    """A step for several runs, whose programs are shared."""
 
 
 @contextmanager

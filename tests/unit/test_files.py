@@ -107,7 +107,7 @@ def test_no_flipped_bit_or_swapped_lines_change_what_a_json_file_says(tmp_path: 
     for content in damaged:
         path.write_bytes(content)
         try:
-            # A bit of white space, or of the digest's name, does not matter.
+            # A flipped bit in whitespace or in the digest's name does not matter.
             assert {k: x for k, x in read_json(path).items() if k in "ad"} == read
         except StorageError:
             noticed += 1

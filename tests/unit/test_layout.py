@@ -1,4 +1,4 @@
-"""Test that modules and their tests have matching names, and unit tests also matching folders."""
+"""Test that the names of modules and tests match, and that unit tests are in matching folders."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ OTHERS = {
     "test_layout.py": "the paths of the files in this folder",
     "test_wheel.py": "the wheel, which contains the package and its data",
 }
-# The tests of these modules have other names, for the given reason.
+# The tests of these modules have different names, for the given reasons.
 TESTED_ELSEWHERE = {
     "commands/arguments.py": "test_cli.py runs commands with mistakes in their arguments",
     "commands/help.py": "test_cli.py prints help and completes words in a shell",

@@ -3,7 +3,7 @@
 Michel et al. (2019) found that many heads can be removed from a trained model. `mask_heads` masks
 heads by zeroing parameters, so all masks share one compiled program.
 
-Shapes: L layers, H heads per layer, P numbers of masked heads (0, 1, 2, ...). The first axis of a
+Shapes: L layers, H heads per layer, P counts of masked heads (0, 1, 2, ...). The first axis of a
 mask corresponds to the kinds of attention, in the order of `KINDS`.
 """
 
@@ -65,7 +65,7 @@ class HeadImportance:
 
     @property
     def order(self) -> list[Head]:
-        """All heads, in ascending order of the loss when only that head is masked."""
+        """All heads, sorted by the loss that results from masking each head alone, lowest first."""
         flat = np.argsort(self.masked_losses, axis=None, kind="stable")
         indices = zip(*np.unravel_index(flat, self.masked_losses.shape), strict=True)
         return [Head(KINDS[kind], int(layer), int(head)) for kind, layer, head in indices]

@@ -1,4 +1,4 @@
-"""The `compile` command, which checks whether a model fits on devices that this machine lacks."""
+"""The `compile` command, which checks whether a model fits on devices without using them."""
 
 import json
 from collections.abc import Iterator

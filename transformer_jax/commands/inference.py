@@ -113,8 +113,7 @@ class Translate(RunCommand):
     """Truncate lines that are too long instead of reporting an error."""
 
     ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN ...")] = ()
-    """Translate with the mean of the probabilities of RUN and of these runs, which
-    must have the same vocabulary."""
+    """Average the probabilities of RUN and of these runs, which must have the same vocabulary."""
     alignments: Path | None = None
     """Create this file with the word alignment of each line and its best
     translation: SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""

@@ -38,7 +38,7 @@ class Report(PathCommand):
     """The folder for a report on separately trained runs. A report on a sweep
     is always written to the sweep's folder."""
     split: Literal["dev", "test"] | None = None
-    """The only set to analyze. By default, a report analyzes both sets, and its
+    """Analyze only this set. By default, a report analyzes both sets, and its
     answers use the test set if it was scored."""
     baseline: str | None = None
     """The row that the others are compared with. Default: the first row."""

@@ -70,11 +70,11 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use. On a CPU, the option sets the number of
     concurrent workers. Default: as many as possible."""
     group: int | None = None
-    """Number of runs that train in one program on one device. The runs of a
-    group differ only in seeds and numbers. On accelerators, a group trains
-    faster than its runs would one after the other. Default: on accelerators, as
-    many as the memory allows; on a CPU, 1. Grouping changes a run's results
-    only by rounding."""
+    """Number of runs that train in one program on one device. The runs in a
+    group differ only in their seeds and numeric settings. On accelerators, a
+    group trains faster than its runs would one after the other. Default: on
+    accelerators, as many as the memory allows; on a CPU, 1. Grouping changes a
+    run's results only by rounding."""
     runs_per_device: int = 1
     """Number of processes that share each GPU and divide its memory. Use this
     option if single runs do not keep a GPU busy and cannot form groups."""

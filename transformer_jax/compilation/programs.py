@@ -1,4 +1,4 @@
-"""Compile a training step for devices that this machine lacks, and inspect the program."""
+"""Compile a training step for devices that this machine does not have, and inspect the program."""
 
 import math
 import re

@@ -460,8 +460,7 @@ class TrainConfig(ConfigSection):
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
     train.steps, which then cannot change when the run resumes."""
     decay_fraction: Annotated[float, PROBABILITY, NUMBER] = 0.2
-    """The fraction of its steps during which `warmup_stable_decay` decays
-    (Haegele et al. 2024)."""
+    """The fraction of all steps during which `warmup_stable_decay` decays (Haegele et al. 2024)."""
     optimizer: Annotated[
         str, PartName("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"
@@ -488,10 +487,9 @@ class TrainConfig(ConfigSection):
     not mention clipping."""
     ema_decay: Annotated[float | None, PROBABILITY, NUMBER] = None
     """Evaluate an exponential moving average of the parameters, in which each step
-    multiplies earlier parameters by this number, such as 0.999. The number of
-    step t is at most (1 + t) / (10 + t), as in TensorFlow, so that the average
-    soon forgets the initial parameters. Differs from the paper, which averages
-    checkpoints (decode.average_checkpoints)."""
+    multiplies earlier parameters by this number, such as 0.999. At step t, the number is at most (1
+    + t) / (10 + t), as in TensorFlow, so that the average soon forgets the initial parameters.
+    Differs from the paper, which averages checkpoints (decode.average_checkpoints)."""
     loss: Annotated[str, PartName("cross_entropy")] = "cross_entropy"
     """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
     and train.z_loss."""
@@ -584,7 +582,7 @@ class TrainConfig(ConfigSection):
 
     @property
     def schedule_depends_on_steps(self) -> bool:
-        """Whether another value of `steps` could change the learning rate of each step."""
+        """Whether a different value of `steps` could change the learning rate at each step."""
         return self.schedule not in LASTING_SCHEDULES and self.decay_steps is None
 
 

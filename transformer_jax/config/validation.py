@@ -120,9 +120,9 @@ class ConfigSection:
                     rule.check(f"{self.name}.{key}", value)
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that a compiled training step takes as arguments, keyed by field.
+        """Return the numeric settings that a compiled step takes as arguments, keyed by field.
 
-        Configs that differ only in these numbers train with the same programs.
+        Configs that differ only in these settings share compiled programs.
         """
         marked = {
             key: (getattr(self, key), marks) for key, (_, marks) in annotations(type(self)).items()
@@ -139,7 +139,7 @@ class ConfigSection:
         return any(self.is_foreign(key) for key in part_fields(type(self)))
 
     def with_numbers(self, numbers: Mapping[str, object]) -> Self:
-        """Return a copy with other values, such as traced arrays, without checking them."""
+        """Return a copy with different values, such as traced arrays, without checking them."""
         changed = copy.copy(self)
         for key, value in {**numbers, "_constants": self}.items():
             object.__setattr__(changed, key, value)

@@ -121,7 +121,7 @@ class Batches:
         self._cached_epoch = functools.lru_cache(maxsize=2)(self._shuffle_epoch)
 
     def with_seed(self, seed: int) -> "Batches":
-        """Return batches of the same shapes that contain the pairs in another order."""
+        """Return batches of the same shapes that contain the pairs in a different order."""
         other = copy.copy(self)
         other._seed = seed
         other._cached_epoch = functools.lru_cache(maxsize=2)(other._shuffle_epoch)

@@ -14,9 +14,9 @@ from transformer_jax.data.splits import SPLITS, Split
 
 # English numbers can contain commas: 900,200 is nine hundred thousand, two hundred.
 SEPARATOR = "; "
-# The number of digits below the thousands of a training number, without leading zeros, is drawn
-# from this tuple. If all numbers were equally likely, "ten thousand and one" would be too rare to
-# learn.
+# For each training number, the number of digits below the thousands, without leading zeros, is
+# drawn from this tuple. If all numbers were equally likely, "ten thousand and one" would be too
+# rare to learn.
 LAST_DIGITS = (0, 1, 2, 3, 3, 3)
 
 

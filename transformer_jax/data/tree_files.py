@@ -38,7 +38,7 @@ class TreeFiles(FileCorpus):
         """Find each split's files in `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
 
         Raises:
-            DataError: the folder cannot be read or lacks training or development trees.
+            DataError: the folder cannot be read or has no training or development trees.
         """
         self._folder = data_folder(folder)
         try:

@@ -2,11 +2,11 @@
 
 The attention of the decoder to the encoder (section 3.2.3) shows which source tokens the model
 reads while it predicts a target token. As in Garg et al. (2019), each target token is aligned with
-the source token that has the largest weight, and two words are aligned if any of their tokens are.
-Words are separated by spaces.
+the source token that has the largest weight, and two words are aligned if any of their tokens are
+aligned. Words are separated by spaces.
 
-An alignment is a line in Pharaoh's format. It contains a pair SOURCE-TARGET for each link, such as
-"0-0 1-2", and counts words from 0. In a gold alignment, SOURCE?TARGET is a possible link, and all
+An alignment is a line in Pharaoh's format. It contains a pair SOURCE-TARGET for each link, as in
+"0-0 1-2". Words are counted from 0. In a gold alignment, SOURCE?TARGET is a possible link, and all
 other links are sure.
 
 Shapes: B pairs in a batch, L layers, H heads, K means over heads, T target positions.
@@ -33,14 +33,14 @@ from transformer_jax.visualization.attention_views import Selection
 
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
 Link = tuple[int, int]
-"""The numbers of a source word and of a target word, counted from 0."""
+"""The indices of a source word and a target word, counted from 0."""
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _align_tokens(
     model: EncoderDecoder, params: Params, batch: Batch, *, means: Float[Array, "K H"]
 ) -> Int[Array, "B L K T"]:
-    """Return the source position with the largest weight, for each mean of weights over heads."""
+    """For each mean over heads, return the source position with the largest mean weight."""
     weights = attention_weights(model, params, *batch)["cross"]
     is_word = (batch.source != PAD) & (batch.source != EOS)
     mean = jnp.einsum("lbhts,kh->blkts", weights.astype(jnp.float32), means)
@@ -55,7 +55,7 @@ class Aligner(NamedTuple):
     vocabulary: Vocabulary
 
     def count_heads(self) -> tuple[int, int]:
-        """Return the number of layers that attend to the source, and of heads in each.
+        """Return the number of layers that attend to the source and the number of heads in each.
 
         Raises:
             UsageError: the model does not attend to the source.
@@ -85,7 +85,8 @@ class Aligner(NamedTuple):
         for index, choices in run_on_pairs(program, self.model, self.params, pairs):
             lines = sources[index], targets[index]
             source, target = (number_words(*x) for x in zip(self.vocabulary, lines, strict=True))
-            # The last token is `EOS`, which belongs to no word. Truncation can remove other tokens.
+            # The last token is `EOS`, which does not belong to any word. Truncation can remove
+            # other tokens.
             length = int(pairs[1].lengths[index]) - 1 if source else 0
             links = [
                 [
@@ -98,9 +99,10 @@ class Aligner(NamedTuple):
 
 
 def number_words(tokenizer: Tokenizer, line: str) -> list[int]:
-    """Return the number of the word that each token of a line belongs to, without `EOS`."""
+    """Return the index of the word to which each token in a line belongs, without `EOS`."""
     starts = [token.startswith("▁") for token in tokenizer.split(line)]
-    # The first token starts a word even if it lacks the mark, as a language code does.
+    # The first token starts a word even if it does not have the mark, for example if it is a
+    # language code.
     return (np.cumsum([True, *starts[1:]]) - 1).tolist() if starts else []
 
 
@@ -173,9 +175,10 @@ def _read_links(line: str, number: int) -> Gold:
 def alignment_error_rate(alignments: Sequence[str], gold: Sequence[str]) -> float:
     """Return the alignment error rate of Och and Ney (2003), between 0 (best) and 1.
 
-    The rate is 1 - (|A & S| + |A & P|) / (|A| + |S|), where A are the links of all alignments, S
-    the sure links, and P the sure and the possible links. Both arguments contain one line per
-    sentence pair, such as "0-0 1-2". In `gold`, "1?2" or "1p2" is a possible link.
+    The rate is 1 - (|A & S| + |A & P|) / (|A| + |S|), where A is the set of links in all
+    alignments, S is the set of sure links, and P is the set of sure and possible links. Both
+    arguments contain one line per sentence pair, such as "0-0 1-2". In `gold`, "1?2" or "1p2" is a
+    possible link.
 
     Raises:
         UsageError: the numbers of lines differ.
@@ -186,7 +189,7 @@ def alignment_error_rate(alignments: Sequence[str], gold: Sequence[str]) -> floa
 
 
 def error_rate(found: Sequence[set[Link]], gold: Sequence[Gold]) -> float:
-    """Return the alignment error rate of sets of links."""
+    """Return the alignment error rate for sets of links."""
     total = sum(len(a) + len(g.sure) for a, g in zip(found, gold, strict=True))
     if not total:
         raise DataError("neither the alignments nor the gold alignments have links")

@@ -1,4 +1,4 @@
-"""Several runs that translate together, with the mean of their probabilities.
+"""Several runs that translate together by averaging their probabilities.
 
 Shapes: B batch, S source positions, T target positions, N vocab_size, J hypotheses per sentence, L
 maximum translation length, M members.
@@ -34,7 +34,7 @@ class EnsembleModel(EncoderDecoder, kw_only=True):
     members: tuple[EncoderDecoder, ...]
 
     def setup(self) -> None:
-        """Create no embedding, because each member has its own."""
+        """Do not create an embedding, because each member has its own."""
 
     def encode(self, source: Int[Array, "B S"], *, train: bool = False) -> EncoderOutput:
         """Return the memory of each member."""
@@ -99,7 +99,7 @@ class Ensemble(Run):
 
 
 def ensemble(runs: Sequence[Run]) -> Ensemble:
-    """Combine runs with the same vocabulary, such as the seeds of a row, into one.
+    """Combine runs that share a vocabulary, such as runs of a row with different seeds, into one.
 
     The result translates, evaluates, and scores like a run. The probability of a token is the mean
     of the probabilities that the runs assign to it. The runs can have different architectures. The
@@ -107,8 +107,8 @@ def ensemble(runs: Sequence[Run]) -> Ensemble:
     its single models with ensembles (Table 2).
 
     Raises:
-        UsageError: there are no runs, or they differ in the vocabulary, in the type of their
-            numbers, or in the decoder's start token.
+        UsageError: there are no runs, or they differ in the vocabulary, in the data type, or in the
+            decoder's start token.
     """
     if not runs:
         raise UsageError("an ensemble needs at least one run")
@@ -123,7 +123,7 @@ def ensemble(runs: Sequence[Run]) -> Ensemble:
 
 
 def _properties(run: Run) -> dict[str, object]:
-    """Return what the members of an ensemble must have in common, keyed by its description."""
+    """Return the properties that all members of an ensemble must share, keyed by description."""
     return {
         "vocabularies": (run.vocabulary.sizes, run.vocabulary.describe()),
         "start tokens (model.decoder_start)": run.model.config.decoder_start_id,

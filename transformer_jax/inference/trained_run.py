@@ -201,10 +201,10 @@ class Run:
         """Align the words of parallel lines with cross-attention.
 
         Each target token is aligned with the source token that has the largest mean weight over the
-        heads, and two words are aligned if any of their tokens are. Words are separated by spaces.
-        `layer` and `heads` are indices as in Python. The default is the mean over all heads of the
-        penultimate layer, as in Garg et al. (2019), or of the only layer. Set `truncate` to shorten
-        a line that is too long instead of raising a DataError.
+        heads, and two words are aligned if any of their tokens are aligned. Words are separated by
+        spaces. `layer` and `heads` are indices as in Python. The default is the mean over all heads
+        of the penultimate layer, as in Garg et al. (2019), or of the only layer. Set `truncate` to
+        shorten a line that is too long instead of raising a DataError.
 
         Returns:
             A line for each pair in Pharaoh's format, such as "0-0 1-2": SOURCE-TARGET for each
@@ -222,10 +222,10 @@ class Run:
     def alignment_error_rates(
         self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[str]
     ) -> Float[np.ndarray, "layer head"]:
-        """Return the alignment error rate of each head of cross-attention alone.
+        """Return the alignment error rate of each cross-attention head by itself.
 
         `gold` contains one line for each pair, as in `alignment_error_rate`. This method raises the
-        errors of `align` and of `alignment_error_rate`.
+        same errors as `align` and `alignment_error_rate`.
         """
         aligner = Aligner(self.model, self.params, self.vocabulary)
         return head_error_rates(aligner, sources, targets, gold)

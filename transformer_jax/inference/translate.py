@@ -118,10 +118,10 @@ class Translator:
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
-        """Check the arguments of `translate`, and note text that the vocabulary lacks.
+        """Check the arguments of `translate`, and issue a note about text with unknown tokens.
 
-        Raises a UsageError unless `num_best` is from 1 to the beam size. Also raises the errors of
-        `encode`.
+        Raises a UsageError unless `num_best` is from 1 to the beam size. Also raises the same
+        errors as `encode`.
         """
         if num_best < 1:
             raise UsageError(f"the number of translations must be positive, got {num_best}")

@@ -1,8 +1,8 @@
 """Objects in a bucket of Google Cloud Storage or S3, through the fsspec libraries gcsfs and s3fs.
 
-A write replaces a whole object atomically. Each object that this module writes carries the SHA-256
-of its contents, and each read compares it, so a damaged response is requested again. If a server
-does not answer, requests are repeated for `RETRY_VARIABLE` seconds.
+A write replaces a whole object atomically. Each object that this module writes stores the SHA-256
+of its contents. Each download compares the contents with this digest, and a damaged response is
+requested again. If a server does not answer, requests are repeated for `RETRY_VARIABLE` seconds.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from transformer_jax.progress import note
 
 RETRY_VARIABLE = "TRANSFORMER_JAX_RETRY_SECONDS"
 DEFAULT_RETRY_SECONDS = 150.0
-# The first and the longest pause between two attempts, in seconds.
+# The first pause and the longest pause between two attempts, in seconds.
 PAUSES = 0.5, 15.0
-# How often an object is read whose contents differ from its digest.
+# How many times to read an object whose contents do not match its digest.
 MAX_READS = 4
 DIGEST = "sha256"
 T = TypeVar("T")
@@ -52,10 +52,10 @@ class Bucket:
     """The objects whose names start with a prefix, such as those of the run gs://bucket/run."""
 
     def __init__(self, url: str) -> None:
-        """Store the URL, without a request.
+        """Store the URL without sending a request.
 
         Raises:
-            UsageError: the URL has no bucket, or gcsfs or s3fs is not installed.
+            UsageError: the URL does not name a bucket, or gcsfs or s3fs is not installed.
         """
         self.url = url.rstrip("/")
         self._scheme, _, self._root = self.url.partition("://")
@@ -107,8 +107,8 @@ class Bucket:
         """Write an object to a file, and return whether the object exists.
 
         Raises:
-            StorageError: `keeps_damaged` is false, and the contents differ from the digest, after
-                `MAX_READS` attempts.
+            StorageError: `keeps_damaged` is false, and the contents still do not match the digest
+                after `MAX_READS` attempts.
         """
         temporary = path.with_name(f".{path.name}.download")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,11 +158,11 @@ class Bucket:
         self._attempt(write, "written")
 
     def write_json(self, name: str, content: object, *, is_new: bool = False) -> None:
-        """Create or replace an object with JSON; see `write`."""
+        """Create or replace an object that contains JSON. See `write` for the errors."""
         self.write(name, json.dumps(content).encode(), is_new=is_new)
 
     def delete(self, name: str) -> None:
-        """Delete an object; do nothing if it does not exist."""
+        """Delete an object. If it does not exist, do nothing."""
 
         def delete() -> None:
             try:
@@ -193,7 +193,7 @@ class Bucket:
             ) from None
 
     def _attempt(self, request: Callable[[], T], verb: str) -> T:
-        """Repeat a request while the server does not answer; return its result.
+        """Repeat a request until the server answers, and return the result.
 
         Raises:
             StorageError: the server does not answer for `RETRY_VARIABLE` seconds, or there are no
@@ -207,7 +207,7 @@ class Bucket:
                 return request()
             except StorageError:
                 raise
-            # The libraries and their dependencies raise exceptions of many undocumented types.
+            # The libraries and their dependencies raise many undocumented types of exceptions.
             except Exception as error:
                 self._raise_permanent(error, verb)
                 if time.monotonic() + pause > deadline:
@@ -226,7 +226,7 @@ class Bucket:
             pause = min(2 * pause, PAUSES[1])
 
     def _raise_permanent(self, error: Exception, verb: str) -> None:
-        """Raise an error for which another attempt is pointless."""
+        """Raise an error if retrying cannot help."""
         kind, code = type(error).__name__, str(getattr(error, "code", ""))
         problem = f"{self.url} could not be {verb}: "
         if isinstance(error, FileExistsError):
@@ -250,10 +250,10 @@ class Bucket:
 
 @functools.cache
 def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
-    """Return the client of a scheme; the servers in the environment may change between calls."""
+    """Return the client for a scheme. `_servers` is part of the key of the cache."""
     feature = f"a folder at {scheme}://"
     if scheme == "gs":
-        # The module `gcsfs` itself selects a class that asks each bucket for its type with gRPC.
+        # By default, `gcsfs` selects a class that requests each bucket's type over gRPC.
         core = import_optional("gcsfs.core", feature)
         options: dict[str, object] = {"skip_instance_cache": True}
         if os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -264,13 +264,13 @@ def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
     files = s3fs.S3FileSystem(
         use_listings_cache=False, skip_instance_cache=True, config_kwargs=config
     )
-    # `Bucket` repeats requests itself, and says so.
+    # `Bucket` repeats requests itself and prints a note.
     files.retries = 1
     return files
 
 
 def parse_json(content: bytes | None) -> dict[str, Any]:
-    """Return the JSON object that an object of a bucket contains, or {} if it is invalid."""
+    """Return the JSON object that an object in a bucket contains, or {} if the JSON is invalid."""
     try:
         parsed = json.loads(content or b"")
     except ValueError:

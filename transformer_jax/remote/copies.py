@@ -1,11 +1,11 @@
-"""Runs in buckets: every process works on a local copy, and copies files in a safe order.
+"""Runs in buckets: every process works on a local copy and uploads its files in a safe order.
 
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
 downloads what has changed, except for the arrays of checkpoints, which `repair` downloads when they
-are read. While a run is trained, `training` holds its lease, and `commit` uploads each checkpoint:
-first the metrics, then the arrays, and SHA256SUMS last, because a checkpoint without this file is
-incomplete. Deletion begins with this file. All other code uses local paths; messages show URLs
-instead (see `errors.PATHS_SHOWN_AS`).
+are read. While a run is being trained, `training` holds its lease, and `commit` uploads each
+checkpoint: first the metrics, then the arrays, and finally SHA256SUMS, because a checkpoint without
+this file counts as incomplete. For the same reason, SHA256SUMS is deleted first. All other code
+uses local paths; messages show URLs instead (see `errors.PATHS_SHOWN_AS`).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from transformer_jax.remote.lease import Lease, lease_seconds
 
 URL = re.compile(r"(gs|s3):/+(.+)")
 ROOT, SUMS, METADATA = "remote", "SHA256SUMS", "checkpoint.json"
-# A file of a checkpoint: the checkpoint's folder, and the rest of the path.
+# A file in a checkpoint. The groups are the checkpoint's folder and the rest of the path.
 CHECKPOINT_FILE = re.compile(r"((?:.*/)?checkpoints/[0-9]+)/(.+)")
 NUM_THREADS = 8
 # A listing can become outdated while its files are downloaded.
@@ -47,10 +47,11 @@ Stamp: TypeAlias = tuple[int, int]
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path that a user wrote, or, for a gs:// or s3:// URL, its refreshed local copy.
+    """Return a path from the user, or the refreshed local copy of a gs:// or s3:// URL.
 
     Raises:
-        UsageError: the URL has another scheme, or the library for its scheme is not installed.
+        UsageError: the URL has an unsupported scheme, or the library for its scheme is not
+            installed.
         StorageError: the bucket cannot be read.
     """
     match = URL.fullmatch(str(path))
@@ -75,7 +76,7 @@ def find_url(path: Path) -> str | None:
 
 
 def repair(checkpoint: Path) -> bool:
-    """Download the files of a checkpoint that its local copy lacks, or that are damaged there.
+    """Download the checkpoint's files that are missing or damaged in the local copy.
 
     Return whether the folder is a local copy.
     """
@@ -93,7 +94,7 @@ def repair(checkpoint: Path) -> bool:
 
 
 def publish(path: Path) -> None:
-    """Upload a folder of a local copy, such as an evaluation, with scores.json last."""
+    """Upload a folder in a local copy, such as an evaluation. Upload scores.json last."""
     url = find_url(path)
     if url is not None:
         bucket = Bucket(url)
@@ -103,12 +104,12 @@ def publish(path: Path) -> None:
 
 @contextlib.contextmanager
 def training(folder: Path) -> Iterator[None]:
-    """Hold the lease of a run in a bucket, refresh its copy, and upload it while it is trained.
+    """Hold the lease of a run in a bucket, refresh its copy, and upload it during training.
 
     For a local run, do nothing.
 
     Raises:
-        UsageError: another process trains the run.
+        UsageError: another process is training the run.
         StorageError: the bucket cannot be read or written.
     """
     url = find_url(folder)
@@ -135,7 +136,7 @@ def training(folder: Path) -> Iterator[None]:
 
 
 def check_shared(folder: Path) -> None:
-    """Raise a UsageError if the process with the lease is on a machine with another cache."""
+    """Raise a UsageError if the process with the lease is on a machine with a different cache."""
     if (url := find_url(folder)) is not None and folder not in set(_live_folders()):
         raise UsageError(
             f"the processes that train {url} need one cache: set TRANSFORMER_JAX_CACHE to a folder "
@@ -144,7 +145,7 @@ def check_shared(folder: Path) -> None:
 
 
 def commit(folder: Path) -> None:
-    """Upload what has changed in a run that this process trains; for other runs, do nothing.
+    """Upload the changes to a run that this process is training. For other runs, do nothing.
 
     Raises:
         StorageError: the bucket cannot be written, or another process has taken the lease.
@@ -154,7 +155,7 @@ def commit(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise the StorageError with which uploading in the background failed, if it did."""
+    """Raise the StorageError from a background upload, if one has failed."""
     if (session := _sessions.get(folder)) is not None:
         session.check()
 
@@ -166,7 +167,7 @@ def has_failed(folder: Path) -> bool:
 
 
 class _Copy:
-    """The local copy of a run's folder, and what is known about its bucket."""
+    """The local copy of a run's folder, with the state of its objects in the bucket."""
 
     def __init__(self, folder: Path, bucket: Bucket) -> None:
         self.folder, self._bucket = folder, bucket
@@ -174,7 +175,7 @@ class _Copy:
         self._uploaded: dict[str, Stamp | None] = {}
 
     def download(self, live: Sequence[Path] = ()) -> None:
-        """Make the local files equal to the bucket, apart from arrays and `live` folders."""
+        """Make the local files match the bucket, except for arrays and the folders in `live`."""
         state = _state(self.folder, "json")
         stored = read_json_if_valid(state)
         skipped = tuple(f"{folder.relative_to(self.folder).as_posix()}/" for folder in live)
@@ -223,7 +224,8 @@ class _Copy:
         arrays = [name for name in changed if name.startswith(f"{folder}/") and name not in kept]
         _each(arrays, lambda name: self._write(name, self.folder / name, changed[name]))
         if sums in self._uploaded and metadata in kept and sums in kept:
-            # As in `checksums.replace`, list the digests of the old and the new file meanwhile.
+            # As in `checksums.replace`, list the digests of both the old and the new file in the
+            # meantime.
             self._bucket.write(sums, _union(self._bucket.read(sums) or b"", kept[sums]))
         for name in (metadata, sums):
             if name in kept:
@@ -245,7 +247,7 @@ class _Copy:
         self._uploaded[name] = stamp
 
     def _outdated(self, entries: Mapping[str, Entry], stored: Mapping[str, object]) -> list[str]:
-        """Return the objects to download, except for arrays of checkpoints."""
+        """Return the names of the objects to download, except for the arrays in checkpoints."""
         outdated: list[str] = []
         for name, entry in entries.items():
             match, stamp = CHECKPOINT_FILE.fullmatch(name), _stamp(self.folder / name)
@@ -272,7 +274,7 @@ class _Copy:
 
 
 class _Session:
-    """Uploads a run in the background while this process trains it, and renews its lease."""
+    """Uploads a run in the background and renews its lease while this process trains the run."""
 
     def __init__(self, copy: _Copy, held: Lease) -> None:
         self.copy, self._lease = copy, held
@@ -291,12 +293,12 @@ class _Session:
             self.copy.upload()
 
     def check(self) -> None:
-        """Raise the error of an earlier upload."""
+        """Raise the error from an earlier upload, if one has failed."""
         if self.error is not None:
             raise self.error
 
     def _upload_reports(self) -> None:
-        # While a checkpoint is uploaded, its reports are, too.
+        # An upload of a checkpoint includes the reports, so this method does not wait for it.
         if self._lock.acquire(blocking=False):
             try:
                 self.copy.upload(with_checkpoints=False)
@@ -334,9 +336,10 @@ _sessions: dict[Path, _Session] = {}
 
 
 def _refresh(folder: Path) -> None:
-    """Make a local copy equal to its bucket.
+    """Make a local copy match its bucket.
 
-    If a process on this machine trains a run, the run's copy is newer and stays as it is.
+    If a process on this machine is training a run, the run's copy is newer than the bucket and is
+    not changed.
     """
     url = find_url(folder)
     assert url is not None  # noqa: S101 (the only caller passes a local copy)
@@ -355,18 +358,18 @@ def _root() -> Path:
 
 
 def _state(folder: Path, suffix: str) -> Path:
-    """Return the path of a file about a local copy: what was downloaded, or who trains it."""
+    """Return the path to a file that records the state or the trainer of a local copy."""
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return cache_folder("remote-state") / f"{key}.{suffix}"
 
 
 def _exclusive() -> contextlib.AbstractContextManager[None]:
-    """Let one process at a time refresh local copies or begin to train one."""
+    """Let only one process at a time refresh local copies or start training one."""
     return exclusive(cache_folder("remote-state") / "refresh", lambda: None)
 
 
 def _live_folders() -> Iterator[Path]:
-    """Yield the local copies that a process on this machine trains."""
+    """Yield the local copies that processes on this machine are training."""
     for path in cache_folder("remote-state").glob("*.lock"):
         with path.open("r", encoding="utf-8") as lock:
             if not try_lock(lock, shared=True):
@@ -374,7 +377,7 @@ def _live_folders() -> Iterator[Path]:
 
 
 def _machine() -> str:
-    """Return a random name for this cache, which only this machine's processes use."""
+    """Return a random name that identifies this cache, which only processes on this machine use."""
     path = cache_folder("remote-state") / "machine"
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         file.write(secrets.token_hex(8))
@@ -382,7 +385,7 @@ def _machine() -> str:
 
 
 def _safe(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the objects whose names are paths of files that a run can contain."""
+    """Return the objects whose names are paths to files that a run can contain."""
     return {name: entry for name, entry in entries.items() if _is_synchronized(name)}
 
 
@@ -393,7 +396,7 @@ def _is_synchronized(name: str) -> bool:
 
 
 def _complete_entries(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the objects without those of incomplete checkpoints."""
+    """Return the objects, except for those in incomplete checkpoints."""
     matches = {name: CHECKPOINT_FILE.fullmatch(name) for name in entries}
     return {
         name: entry
@@ -437,7 +440,7 @@ def _union(old: bytes, new: bytes) -> bytes:
 
 
 def _each(names: Iterable[str], action: Callable[[str], object]) -> None:
-    """Apply an action to each name in several threads; raise the first error."""
+    """Apply an action to each name in several threads, and raise the first error."""
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for _ in pool.map(action, names):
             pass

@@ -1,8 +1,8 @@
 """A lease that lets only one process train a run in a bucket.
 
-A lease is an object lease/N.json, which its holder creates only if it does not exist, and then
-renews. The lease with the largest number is valid. If its holder does not renew it, another process
-creates the next one.
+A lease is an object named lease/N.json. Its holder creates it, only if it does not exist, and then
+renews it regularly. The lease with the largest N is valid. If its holder does not renew it, another
+process creates the next lease.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from transformer_jax.remote.buckets import Bucket, PreconditionError, parse_json
 FOLDER = "lease"
 SECONDS_VARIABLE = "TRANSFORMER_JAX_LEASE_SECONDS"
 DEFAULT_SECONDS = 180.0
-# A lease is renewed this many times before it would expire.
+# A lease is renewed this many times during the period for which it is valid.
 RENEWALS = 12
 
 
 def lease_seconds() -> float:
-    """Return how long a lease is valid after its holder has renewed it."""
+    """Return the number of seconds for which a lease is valid after a renewal."""
     return float(os.environ.get(SECONDS_VARIABLE) or DEFAULT_SECONDS)
 
 
@@ -35,8 +35,8 @@ class Lease:
     def __init__(self, url: str, machine: str) -> None:
         """Store the arguments.
 
-        `machine` identifies a machine on which no other process trains the run, so that a lease
-        that a process of the machine left behind has no holder.
+        `machine` identifies a machine on which no other process is training the run. Thus, a lease
+        that an earlier process on this machine left behind has no holder.
         """
         self._bucket, self._machine = Bucket(f"{url}/{FOLDER}"), machine
         self._url, self._token = url, secrets.token_hex(8)
@@ -53,7 +53,7 @@ class Lease:
         if latest:
             self._wait_for_holder(latest)
         self._number = latest + 1
-        # If the answer to a first attempt was lost, the existing lease is this process's own.
+        # If the response to the first attempt was lost, this process created the existing lease.
         with contextlib.suppress(PreconditionError):
             self._write(is_new=True)
         if self._read(self._number).get("token") != self._token:
@@ -62,7 +62,7 @@ class Lease:
         return self
 
     def renew(self) -> None:
-        """Extend the lease; raise a StorageError if another process has taken it."""
+        """Extend the lease. Raise a StorageError if another process has taken it."""
         if max(self._numbers(), default=self._number) > self._number:
             raise StorageError(
                 f"{self._url} is being trained by another process, because this one did not renew "
@@ -72,7 +72,7 @@ class Lease:
         self._write()
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Release the lease. If the bucket cannot be reached, it expires."""
+        """Release the lease. If the bucket cannot be reached, the lease expires instead."""
         try:
             if max(self._numbers(), default=0) == self._number:
                 self._write(is_released=True)
@@ -81,9 +81,9 @@ class Lease:
                 raise
 
     def _wait_for_holder(self, number: int) -> None:
-        """Return when the holder of a lease has released it or does not renew it.
+        """Wait until the holder of a lease has released it or has failed to renew it.
 
-        Clocks of machines differ, so watch whether the lease changes.
+        The clocks of different machines do not agree, so check whether the lease changes.
         """
         first = self._read(number)
         if first.get("released") or first.get("machine") == self._machine or not first:

@@ -1,4 +1,4 @@
-"""The answers of a report: one sentence for each row, and one for the report as a whole."""
+"""The answers in a report: one sentence for each row, and one for the report as a whole."""
 
 import itertools
 import math

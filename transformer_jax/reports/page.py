@@ -11,7 +11,7 @@ from transformer_jax.reports.tables import Table, to_html
 
 
 def make_page(results: Results, figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
-    """Return the page; the first of the SVG `figures`, which are keyed by caption, is on top."""
+    """Return the page. The first SVG figure is at the top, and `figures` is keyed by caption."""
     title = html.escape(results.sweep.path.resolve().name)
     (first_caption, first), *others = figures.items()
     notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))

@@ -48,8 +48,8 @@ class RowComparison:
     """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
     """The simultaneous interval; None if this row or the first row has fewer than two seeds, or
-    three if one of them is wide. With 95% probability, the intervals of all rows contain the true
-    differences."""
+    fewer than three seeds if either row is wide. With 95% probability, the intervals of all rows
+    contain the true differences."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None

@@ -150,7 +150,7 @@ class CheckpointManager:
         return self._damage.get(step)
 
     def _check_files(self, folder: Path) -> None:
-        """Check the digests, after downloading what a copy of a run in a bucket lacks."""
+        """Check the digests. In a copy of a run in a bucket, first download missing files."""
         try:
             checksums.check(folder)
         except CorruptionError:

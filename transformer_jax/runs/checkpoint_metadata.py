@@ -25,7 +25,7 @@ DEFAULTS = {
 
 
 def count_expected_reports(run: Path) -> int:
-    """Return how many reports metrics.jsonl has at least, according to the latest checkpoint.
+    """Return the minimum number of reports in metrics.jsonl, according to the latest checkpoint.
 
     Return 0 if no checkpoint is intact, or if the checkpoint does not contain this number.
     """
@@ -74,7 +74,7 @@ class CheckpointMetadata(NamedTuple):
         """Read a checkpoint's metadata, and check that the checkpoint belongs to this run.
 
         Raises:
-            CorruptionError: the file differs from what was written, or belongs to another step.
+            CorruptionError: the file differs from what was written, or belongs to a different step.
             StorageError: the file cannot be read, is in a different format, or belongs to a run
                 with a different identity.
         """

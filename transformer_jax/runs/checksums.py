@@ -136,7 +136,7 @@ def _read(folder: Path, name: str, digests: Digests) -> bytes:
 
 
 def _read_stable(folder: Path, function: Callable[[Digests], T]) -> T:
-    """Apply a function to the digests, and repeat this if a simultaneous `replace` changes them."""
+    """Apply a function to the digests, and retry if a concurrent `replace` changes them."""
     digests = _read_digests(folder)
     while True:
         try:

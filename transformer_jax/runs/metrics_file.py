@@ -29,8 +29,8 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
 
     The step of each report is a nonnegative integer; the other values can have any type. Return an
     empty list if the file cannot be read. Issue a note if a line is invalid, except for the first
-    line, of which the beginning may be missing, and for a last line without a newline. Also issue a
-    note if reports are missing according to the latest checkpoint.
+    line, whose beginning may be missing, and a last line without a newline. Also issue a note if
+    reports are missing according to the latest checkpoint.
     """
     reports: list[JsonObject] = []
     # Read this number first, because training may write more reports in the meantime.
@@ -61,7 +61,7 @@ def _check_number(path: Path, number: int, num_expected: int) -> None:
 
 
 def _is_out_of_order(report: JsonObject, latest: dict[str, int]) -> bool:
-    """Return whether a report has an earlier step than `latest`, its split's latest step, has.
+    """Return whether a report's step precedes `latest`, the latest step of the report's split.
 
     Otherwise, update `latest`.
     """
@@ -73,7 +73,7 @@ def _is_out_of_order(report: JsonObject, latest: dict[str, int]) -> bool:
 
 
 def format_report(report: JsonObject) -> str:
-    """Return the line of a report."""
+    """Return a report as a line."""
     text = json.dumps(report)
     return f'{text[:-1]}, "{CRC}": "{zlib.crc32(text.encode()):08x}"}}\n'
 

@@ -86,7 +86,7 @@ class RunFolder:
     """How the run was packaged, or None if it is not packaged. Training cannot resume from a
     packaged run."""
     group: int = 1
-    """The largest number of runs, including this one, that one program trained together."""
+    """The largest number of runs, including this one, that were trained together in one program."""
 
     @property
     def checkpoints(self) -> Path:

@@ -1,4 +1,4 @@
-"""Reject settings of a Marian folder that change translations and that this package lacks.
+"""Reject unsupported settings in a Marian folder if they change translations.
 
 The tables list what is allowed. Any other setting is rejected unless it is off, so that settings
 from later releases of the transformers library are never ignored silently.

@@ -1,8 +1,8 @@
 """Run a sweep on this machine, with one worker process per slot: an accelerator, or CPU cores.
 
-A worker trains one run, or a few runs that differ only in seeds and numbers, in one program. A
-failed run does not affect the others. This module does not import JAX, which would reserve device
-memory that the workers need.
+A worker trains one run, or a few runs that differ only in their seeds and numeric settings, in one
+program. A failed run does not affect the others. This module does not import JAX, which would
+reserve device memory that the workers need.
 """
 
 import json
@@ -86,8 +86,9 @@ def launch(
 def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
     """Return how many runs of each row of a stored sweep should train in one program.
 
-    On accelerators, the result is as large as the memory allows, unless slots would stay free. On
-    CPUs, where larger programs are not faster, the result is empty, which means 1 for each row.
+    On accelerators, the result is as large as the memory allows, unless slots would then remain
+    unused. On CPUs, where larger programs are not faster, the result is empty, which means 1 for
+    each row.
     """
     memory = min((slot.memory or 0 for slot in slots), default=0)
     num_unfinished = sum(read_status(run).status != "done" for run in sweep.runs)
@@ -225,8 +226,9 @@ class _Pool:
 def can_train_together(first: SweepRun, run: SweepRun) -> bool:
     """Return whether one program can train both runs.
 
-    The runs must be untrained and differ only in the seed and in numbers that a training step takes
-    as arguments. A part from outside this package might use such a number as a constant.
+    The runs must be untrained and differ only in their seeds and in numeric settings that a
+    training step takes as arguments. A part from outside this package might use such a setting as a
+    constant.
     """
     one, other = first.config, run.config
     train = {"seed": first.seed}

@@ -97,7 +97,7 @@ class Tuning:
     """The values that have been chosen so far, keyed by row."""
 
     def change(self, config: Config, value: FieldValue) -> Config:
-        """Return the config with another value of the field."""
+        """Return the config with a different value for the field."""
         section, key = self.field.split(".")
         return config.change(**{section: {key: value}})
 
@@ -328,7 +328,7 @@ def plan_sweep(
 def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
     """Use the first row's number of batch shapes in all rows that do not set the number.
 
-    With the same number, rows with the same text also train on the same batches.
+    If rows with the same text have the same number of shapes, they also train on the same batches.
     """
     shapes = next(iter(rows.values())).config.with_batch_shapes().data.max_batch_shapes
     return {k: replace(row, config=row.config.with_batch_shapes(shapes)) for k, row in rows.items()}

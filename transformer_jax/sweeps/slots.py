@@ -137,7 +137,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     2). The folder `root` contains the folders `proc` and `sys`.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    # A file that does not exist, or that has another format, does not set a limit.
+    # A file that does not exist, or that has a different format, does not set a limit.
     with contextlib.suppress(OSError, StopIteration):
         lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
         available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])

@@ -14,7 +14,7 @@ from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 Shape = tuple[int, ...]
 """The shape of this process's rows of a batch: number of rows, source length, and target length.
 
-In a step of several runs, the number of runs precedes these numbers.
+In a step for several runs, the number of runs precedes these numbers.
 """
 # On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each shape.
 MAX_CONCURRENT = 4
@@ -30,7 +30,7 @@ class CompiledStep:
     def __init__(
         self, step: TrainStep, sharding: DataParallel, num_runs: int | None = None
     ) -> None:
-        """Store the arguments; `num_runs` is the number of runs in a step of several runs."""
+        """Store the arguments; `num_runs` is the number of runs in a step for several runs."""
         self._step, self._sharding = step, sharding
         self._numbers = sharding.place_state(step.make_numbers())
         self._runs = () if num_runs is None else (num_runs,)

@@ -159,7 +159,7 @@ def _check_same_function(config: ModelConfig, other: Run) -> None:
 
 
 def _check_same_normalization(config: Config, other: Run) -> None:
-    """Raise `UsageError` if the config asks for rules that the other run's vocabulary lacks."""
+    """Raise `UsageError` if the config requires rules that the other vocabulary does not have."""
     ours, theirs = config.data.normalization, other.config.data.normalization
     if ours != theirs:
         raise UsageError(

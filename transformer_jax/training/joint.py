@@ -29,9 +29,9 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class JointStep(TrainStep):
-    """A training step of several runs. Each run has its own state, numbers, batch, and metrics.
+    """A training step for several runs, each with its own state, numbers, batch, and metrics.
 
-    The runs' configs differ only in the seed and in `Numbers`.
+    The runs' configs differ only in their seeds and in the settings in `Numbers`.
     """
 
     steps: tuple[TrainStep, ...] = field(compare=False)
@@ -44,11 +44,11 @@ class JointStep(TrainStep):
         return cls(steps[0].model, steps[0].config, steps)
 
     def make_numbers(self) -> Numbers:
-        """Return the numbers of all runs, float32[slots] each."""
+        """Return the numeric settings of all runs, each as float32[slots]."""
         return _stack([step.make_numbers() for step in self.steps])
 
     def with_numbers(self, numbers: Numbers) -> "JointStep":
-        """Return a step with other numbers, such as the arguments of a program."""
+        """Return a step with different numeric settings, such as the arguments to a program."""
         return replace(self, numbers=numbers)
 
     def __call__(

@@ -67,7 +67,7 @@ def run_training(
 
 @standard_settings()
 def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
-    """In one program on one device, train runs that differ only in seeds and numbers.
+    """Train runs that differ only in seeds and numeric settings, in one program on one device.
 
     See `launch.can_train_together` for the condition.
 

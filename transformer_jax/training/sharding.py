@@ -135,7 +135,7 @@ class DataParallel:
         """Compile the step for the shapes of this state and batch.
 
         The program maps (state, numbers, batch) to (new state, metrics). The new state reuses the
-        memory of the old state. The numbers are those of `TrainStep.make_numbers`.
+        memory of the old state. `TrainStep.make_numbers` returns the numbers.
         """
 
         # JAX uses this function's name in traces and error messages.

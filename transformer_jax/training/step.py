@@ -48,9 +48,9 @@ class TrainState(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a config that a compiled step takes as arguments, keyed by field.
+    """The numeric settings in a config that a compiled step takes as arguments, keyed by field.
 
-    Configs that differ only in these numbers share a program.
+    Configs that differ only in these settings share a program.
     """
 
     model: Mapping[str, ArrayLike]
@@ -101,7 +101,7 @@ class TrainStep:
     config: TrainConfig
 
     def make_numbers(self) -> Numbers:
-        """Return the config's numbers as arrays.
+        """Return the config's numeric settings as arrays.
 
         The dropout rates remain constants if the config selects a part of the model from outside
         this package, because the part might need Python floats. See `ConfigSection.for_part`.
@@ -112,7 +112,7 @@ class TrainStep:
         return jax.tree.map(lambda x: jax.device_put(np.float32(x)), numbers)
 
     def with_numbers(self, numbers: Numbers) -> "TrainStep":
-        """Return a step with other numbers, such as the arguments of a program."""
+        """Return a step with different numeric settings, such as the arguments to a program."""
         model = self.model.clone(config=self.model.config.with_numbers(numbers.model))
         return replace(self, model=model, config=self.config.with_numbers(numbers.train))
 

@@ -1,6 +1,6 @@
 """Static figures of attention weights and of head importance, drawn with matplotlib.
 
-Shapes: Q queries, K keys, L layers, H heads, P numbers of pruned heads (0, 1, 2, ...).
+Shapes: Q queries, K keys, L layers, H heads, P counts of pruned heads (0, 1, 2, ...).
 """
 
 import math

@@ -23,7 +23,7 @@ def evaluation_of(hypotheses: list[str]) -> Evaluation:
 
 
 def with_errors(every: int) -> Evaluation:
-    """Return an evaluation in which every N-th translation lacks its first three characters."""
+    """Return an evaluation in which every N-th translation omits its first three characters."""
     return evaluation_of([r[3:] if i % every == 0 else r for i, r in enumerate(REFERENCES)])
 
 

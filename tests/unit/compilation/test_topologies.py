@@ -1,4 +1,4 @@
-"""Test that a missing compiler is one error that names the command that installs it."""
+"""Test that a missing compiler causes an error that names the command to install it."""
 
 import importlib.util
 

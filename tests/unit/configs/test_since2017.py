@@ -12,7 +12,7 @@ from transformer_jax.config.loading import load_rows
 from transformer_jax.config.rows import scale_rows, with_sections
 
 ROWS = load_rows("since2017")
-# These fields accompany the idea of some rows.
+# Some rows also change these fields, in addition to the field for the row's idea.
 COMPANIONS = {"d_ff", "feed_forward_bias", "weight_decay", "schedule", "keep_checkpoints"}
 
 

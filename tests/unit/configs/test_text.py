@@ -1,4 +1,4 @@
-"""Test that more text gets a larger model."""
+"""Test that the rows for more text have larger models."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Test the notes about text that a vocabulary lacks."""
+"""Test the notes about text that is missing from a vocabulary."""
 
 import re
 import warnings

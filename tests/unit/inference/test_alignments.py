@@ -56,7 +56,7 @@ def test_words_are_aligned_where_the_weights_are_largest(run: Run) -> None:
 def test_the_error_rate_is_that_of_och_and_ney() -> None:
     # One of three links is sure, and another one is possible. There are two sure gold links.
     assert tj.alignment_error_rate(["0-0 1-2 2-1"], ["0-0 1-1 2?1"]) == pytest.approx(1 - 3 / 5)
-    # A sure link is also possible. The rate is that of all lines together.
+    # A sure link is also possible. The rate is computed over all lines together.
     lines, gold = ["0-0", "", "0-1 3-1"], ["0-0", "1-1", "0p1 3-1"]
     assert tj.alignment_error_rate(lines, gold) == pytest.approx(1 - (2 + 3) / (3 + 3))
     assert tj.alignment_error_rate(lines, lines) == 0

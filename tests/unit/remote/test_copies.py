@@ -20,7 +20,7 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
 def write_run(path: Path, steps: dict[int, float | None], keep: int = 3) -> None:
-    """Train a run, apart from its steps: write a report and a checkpoint for each step."""
+    """Simulate the training of a run: write a report and a checkpoint for each step."""
     with training(path):
         path.mkdir(parents=True, exist_ok=True)
         (path / "run.json").write_text("{}")
@@ -31,12 +31,12 @@ def write_run(path: Path, steps: dict[int, float | None], keep: int = 3) -> None
 
 
 def move(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    """Continue on another machine, which has another cache."""
+    """Continue on another machine, which has a different cache."""
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(cache))
 
 
 def value_of(path: Path, step: int) -> float:
-    """Return the first value of a checkpoint of a run, or raise a StorageError."""
+    """Return the first value in a run's checkpoint, or raise a StorageError."""
     with CheckpointManager(path / "checkpoints", IDENTITY) as checkpoints:
         return first_value(checkpoints, step)
 

@@ -79,7 +79,7 @@ def test_effects_are_those_of_a_regression_with_dummy_variables() -> None:
     main = by_kind(contrasts, "main effect")
     assert main["num_heads 2 - 1"].difference == pytest.approx(solution[1])
     assert main["d_k 8 - 4"].difference == pytest.approx(solution[2])
-    # The intervals of two main effects are wider than the interval of one, but not wider than
+    # The intervals for two main effects are wider than the interval for one, but not wider than
     # Bonferroni's intervals.
     low, high = main["d_k 8 - 4"].interval
     bonferroni = half[2] * stats.t.ppf(1 - 0.025 / 2, freedom) / stats.t.ppf(0.975, freedom)

@@ -88,7 +88,7 @@ def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path
     with (folder / "table.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [x["tuned"] for x in table] == ["1.0", "1.0", "2.0"]
-    # The tuned field is not a difference between the rows.
+    # The tuned field does not count as a difference between the rows.
     assert [x["change"] for x in table] == ["base", "d_ff 40", "d_ff 48"]
 
 

@@ -116,7 +116,7 @@ def test_a_report_that_compares_nothing_with_the_paper_does_not_mention_it(
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
     # These runs have no task scores and no tuned field, so the report omits these columns.
-    # The files of these scores also lack brevity penalties.
+    # The files with these scores also contain no brevity penalties.
     omitted = ("test task", "tuned", "test precision", "test brevity")
     shown = [heading for heading in SCORES if heading not in omitted]
     assert rows[0] == shown

@@ -87,7 +87,7 @@ def test_a_flipped_bit_or_swapped_lines_are_noticed(metrics: Path) -> None:
     metrics.write_bytes(b"".join(lines))
     assert read_metrics(metrics) == reports
     swapped = [lines[i] for i in (1, 0, 2)]
-    # The newline of the last line is missing, too, while a program writes the line.
+    # The newline of the last line is also missing while a program is writing the line.
     flips = [(i, bit) for i in range(len(lines[1])) for bit in range(8)]
     flipped = [
         [lines[0], lines[1][:i] + bytes([lines[1][i] ^ 1 << bit]) + lines[1][i + 1 :], lines[2]]
@@ -100,7 +100,7 @@ def test_a_flipped_bit_or_swapped_lines_are_noticed(metrics: Path) -> None:
             warnings.simplefilter("always")
             found = read_metrics(metrics)
         if not notes:
-            # A bit of the name of the CRC does not matter.
+            # A flipped bit in the name of the CRC does not matter.
             assert [{k: x for k, x in report.items() if k in reports[0]} for report in found] == (
                 reports
             )

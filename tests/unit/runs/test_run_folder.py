@@ -281,7 +281,7 @@ transformer_jax.register("train.schedule", "flat")(lambda config, peak: lambda s
 
 
 def import_part(file: Path, code: str) -> None:
-    """Register the parts of a file as a new process does."""
+    """Register the parts in a file, as a new process does."""
     for field in ("model.activation", "train.schedule"):
         for name in registry.foreign_names(field):
             del registry._parts[field][name]

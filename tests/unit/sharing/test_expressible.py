@@ -119,7 +119,7 @@ def test_what_marian_cannot_express_is_refused_in_one_line(
 
 @dataclass(frozen=True)
 class LaterModelConfig(ModelConfig):
-    """A config with a field that is added later."""
+    """A config with a field that a later version might add."""
 
     new_field: str = "off"
 

@@ -1,4 +1,4 @@
-"""Test that settings of a Marian folder that change translations are never ignored silently."""
+"""Test that settings in a Marian folder that change translations are never ignored silently."""
 
 import warnings
 from pathlib import Path

@@ -33,7 +33,7 @@ COLLECTIVES = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "
 
 
 def communicated_arrays(jaxpr: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each collective of a program, with the shape and type of each array that it sends.
+    """Yield each collective in a program, with the shape and type of each array that it sends.
 
     If a collective is in the body of a loop, yield it once per iteration.
     """

@@ -281,7 +281,7 @@ def test_an_update_does_not_copy_the_moments(clip_norm: float | None) -> None:
 
 
 def step_with_arguments(config: Config) -> Any:
-    """Return a function of (state, numbers, batch) that ignores the config's own numbers."""
+    """Return a function of (state, numbers, batch) that ignores the config's numeric settings."""
     step = TrainStep(build_transformer(config.model, VOCAB), config.train)
 
     def train_step(state: TrainState, numbers: Numbers, batch: Batch) -> Any:
