@@ -16,7 +16,7 @@ improves, and the laptop rows, except for `300`, clip gradients.
 from transformer_jax.config import Config
 
 TEXT = Config().change(data={"corpus": "text"}, train={"patience": 5})
-# Less text needs a smaller model, a smaller vocabulary, and more dropout.
+# With less text, use a smaller model, a smaller vocabulary, and more dropout.
 LAPTOP = TEXT.change(
     model={"d_model": 128, "d_ff": 512, "num_heads": 4, "d_k": 32, "d_v": 32, "dropout": 0.3},
     decode={"average_checkpoints": 5},

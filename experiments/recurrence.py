@@ -68,7 +68,7 @@ class RunScores:
 
 @dataclass(frozen=True)
 class Row:
-    """One architecture: a row of the sweep."""
+    """One architecture: a row in the sweep."""
 
     model: str
     """The model's description, such as "LSTM, no attention"."""

@@ -20,7 +20,7 @@ Table 3 that has one attention head:
 
     >>> config = tj.Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
 
-Train the rows of an ablation with several seeds, and compare them:
+Train the rows in an ablation with several seeds, and compare them:
 
     >>> tj.sweep("heads", "sweeps/heads", seeds=2)
     >>> tj.report("sweeps/heads").to_pandas()

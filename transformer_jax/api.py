@@ -183,7 +183,7 @@ def sweep(
     retry_failed: bool = False,
     quiet: bool = False,
 ) -> Sweep:
-    """Train all rows of an ablation on this machine, with several seeds for each row.
+    """Train all rows in an ablation on this machine, with several seeds for each row.
 
     The same call resumes an interrupted sweep, without repeating finished runs.
 
@@ -351,7 +351,7 @@ def report(
     split: ScoredSplit | None = None,
     baseline: str | None = None,
 ) -> Report:
-    """Compare the rows of a sweep, or separately trained runs, with each other and the paper.
+    """Compare the rows in a sweep, or separately trained runs, with each other and the paper.
 
     Args:
         paths: a sweep's folder, or the folders of runs. Runs that differ only in their seed form

@@ -102,7 +102,7 @@ def standard_settings(dtype: str = "float32") -> Iterator[None]:
 
 
 def describe_environment() -> dict[str, str]:
-    """Return the devices, CPU threads, and settings, which affect the results of a run."""
+    """Return the devices, number of CPU threads, and settings that affect the results of a run."""
     start_backend()
     return {"devices": describe_devices(), **_environment}
 

@@ -61,7 +61,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _import_files(arguments: list[str]) -> list[str]:
-    """Import the file of each `--import FILE`, and return the other arguments."""
+    """Import the file in each `--import FILE` option, and return the remaining arguments."""
     import_inherited()
     words, others = list(arguments), list[str]()
     while words:

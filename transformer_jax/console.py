@@ -147,7 +147,7 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
 
 
 def use_utf8() -> None:
-    """Restart this process in Python's UTF-8 mode if the locale uses another encoding.
+    """Restart this process in Python's UTF-8 mode if the locale uses a different encoding.
 
     Otherwise, Python and libraries would use the locale's encoding for the names of files, standard
     streams, and the contents of some files. Child processes inherit the mode.

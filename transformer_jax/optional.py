@@ -6,7 +6,7 @@ from types import ModuleType
 
 from transformer_jax.errors import UsageError, summarize_error
 
-# The argument of `pip install` for each library. For other libraries, the argument is the library's
+# The argument to `pip install` for each library. For other libraries, the argument is the library's
 # name. These requirements work in every folder, whereas `.[EXTRA]` works only in a clone of the
 # repository.
 REQUIREMENTS = {

@@ -23,7 +23,7 @@ from transformer_jax.errors import TransformerJaxError, summarize_error
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# The program that each process runs. The arguments are the handler and the entries of `sys.path`.
+# The program that each process runs. The arguments are the handler and the entries in `sys.path`.
 PROGRAM = """
 import sys
 handler, *sys.path[:] = sys.argv[1:]

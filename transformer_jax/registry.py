@@ -7,7 +7,7 @@ registered in the same way:
     @transformer_jax.register("model.norm", "scale_norm")
     class ScaleNorm(nn.Module): ...
 
-`docs/extending.md` describes the parts of each field. This module does not import JAX.
+`docs/extending.md` describes the parts for each field. This module does not import JAX.
 """
 
 import hashlib
@@ -52,11 +52,11 @@ _digests: dict[Path, str] = {}
 class Registry(Mapping[str, T]):
     """The parts that a config field can select, such as all norms.
 
-    All registries of a field share their parts, so the import order of modules does not matter.
+    All registries for a field share their parts, so the import order of modules does not matter.
     """
 
     def __init__(self, field: str, *, reserved: tuple[str, ...] = ()) -> None:
-        """Open the registry of a field, such as "model.norm".
+        """Open the registry for a field, such as "model.norm".
 
         Only this package can register the names in `reserved`.
         """

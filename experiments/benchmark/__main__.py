@@ -85,8 +85,8 @@ class Train(MeasureCommand):
 class Decode(MeasureCommand):
     """Compare greedy and beam search on 64 sentences of 20 tokens, with translations of 40 tokens.
 
-    With --serve, use a run's model and its CTranslate2 exports (float32 and int8) to
-    translate up to 64 lines of the development set.
+    With --serve, use a run's model and its CTranslate2 exports (float32 and int8) to translate up
+    to 64 lines from the development set.
     """
 
     sizes: SizesName = "base"

@@ -99,7 +99,7 @@ def train(
         usual: the workers to run if `only` is None.
         references: candidates for the reference worker, in order of preference. The first
             candidate that ran becomes the reference.
-        variants: more workers of this project, by name.
+        variants: additional workers for this project, keyed by name.
         again: whether to start this project's worker a second time at the end, to measure how much
             time the compilation cache saves.
     """

@@ -105,12 +105,12 @@ def run(name: str, config: Config, settings: Settings) -> Benchmark:
 def sweep(
     name: str, rows: Mapping[str, Config], seeds: int, settings: Settings, folder: Path
 ) -> Benchmark:
-    """Train and score all rows of a sweep, whose first attempt starts with an empty cache.
+    """Train and score all rows in a sweep, whose first attempt starts with an empty cache.
 
     If time runs out, a later call with the same folder continues the sweep.
 
     Raises:
-        WorkerFailedError: the sweep is not finished, or failed. The message says which.
+        WorkerFailedError: the sweep is not finished or has failed; the message states which.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, spent = folder / "seconds.json", {"seconds": 0.0, "cpu_seconds": 0.0}

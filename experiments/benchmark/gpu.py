@@ -55,20 +55,20 @@ class Amount:
     """A row of `table3_multi30k`, with a batch of 1,024 tokens."""
     variants: Mapping[str, Variant]
     groups: Sequence[int]
-    """The numbers of runs per program that are measured."""
+    """The group sizes to measure: the numbers of runs in one program."""
     trainers: Sequence[str]
     steps: int
-    """Steps per round, and of a run, in hundreds."""
+    """The number of steps per round."""
     sentences: int
     rows: Mapping[str, Config]
-    """The rows of a sweep."""
+    """The rows in a sweep."""
     seeds: int
     run: Config
     """The config of a run."""
 
 
 def full_amount() -> Amount:
-    """Return the amount of work on a GPU.
+    """Return the amount of work for a GPU.
 
     The text is Multi30k if the environment variable TRANSFORMER_JAX_DATA is set. Otherwise, it
     consists of the same number of lines with numbers written as words.
@@ -98,7 +98,7 @@ def full_amount() -> Amount:
 
 
 def toy_amount() -> Amount:
-    """Return an amount of work that a CPU does in a minute."""
+    """Return an amount of work that a CPU can do in a minute."""
     toy = SIZES["toy"]
     small = Config().change(
         model={"num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "d_k": 8, "d_v": 8},

@@ -99,7 +99,7 @@ class NumberVocabulary:
         return self._size
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each line, including the end token, as a tokenizer does."""
+        """Return the tokens in each line, including the end token, as a tokenizer does."""
         return [[*map(int, line.split()), EOS] for line in lines]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -205,7 +205,7 @@ def loop(task: Mapping[str, Any]) -> Workload:
 def preloaded(task: Mapping[str, Any]) -> Workload:
     """Run the same steps as `loop`, but on preloaded random batches of the same shapes.
 
-    The reported number of tokens is that in the batches of text, which contain padding.
+    The reported number of tokens is the number in the batches of text, which contain padding.
 
     Args:
         task: a mapping with the keys `config` (JSON data) and `turn` (the number of steps in a

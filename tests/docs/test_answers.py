@@ -34,7 +34,7 @@ def test_numbers_of_every_length_and_those_in_the_documentation_are_right(demo: 
 
 def test_the_demo_prints_its_scores_and_a_command_that_answers_correctly(demo: Path) -> None:
     log = (demo / "demo.log").read_text("utf-8")
-    # The last percentage is the score of the test set. Training prints the earlier ones.
+    # The last percentage is the score on the test set. Training prints the earlier ones.
     assert float(re.findall(r"exact +([0-9.]+)%", log)[-1]) >= 98
     assert re.search(r"^  by digits   1: \d of 1, 2: \d of 9, 3: \d+ of 90, ", log, re.MULTILINE)
     hints = set(re.findall(r"^(?:next:| {5}) (echo .*)$", log, re.MULTILINE))

@@ -32,7 +32,7 @@ TRIES = [1, pytest.param(20, marks=pytest.mark.exhaustive)]
 
 
 def damage(content: bytes, rng: random.Random) -> Iterator[bytes]:
-    """Yield the contents with a flipped bit, without their end, and with two swapped lines."""
+    """Yield the contents with a bit flipped, with the end cut off, and with two lines swapped."""
     if content:
         place = rng.randrange(len(content))
         flipped = content[place] ^ 1 << rng.randrange(8)

@@ -16,7 +16,7 @@ from transformer_jax.sweeps.slots import find_slots
 PACKAGE = Path(transformer_jax.__file__).parent
 # Without these variables, Python uses UTF-8 in the C locale.
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-# This program prints names and text in ASCII, because its own output has the locale's encoding.
+# This program prints names and text in ASCII, because its own output is in the locale's encoding.
 TRY_LIBRARY = """
 import locale, sys
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A small experiment that several tests run in seconds, and the fields of configs.
 
-For each field, this module gives the type and examples of valid and invalid numbers.
+For each field, this module gives the type and examples of valid and invalid values.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Small models, two sentence pairs as their input, masks, and PyTorch layers to compare with."""
+"""Small models, with masks and two sentence pairs as input, and PyTorch layers for comparison."""
 
 import functools
 from dataclasses import replace

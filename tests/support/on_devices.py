@@ -118,7 +118,7 @@ def main(dtype: str, counts: str, steps: str, *cases: str) -> None:
             relative = np.abs(np.divide(history, expected) - 1)
             distances[dropout][f"{name} {devices}"] = {
                 "params": max(jax.tree.leaves(params)),
-                # These numbers are the largest relative differences in smoothed, nll, count, and
+                # These values are the largest relative differences in smoothed, nll, count, and
                 # gradient_norm over all steps.
                 "metrics": relative.max(axis=0).tolist(),
             }

@@ -105,7 +105,7 @@ def write_opus_mt(
         folder: the path of the new folder.
         is_torch: whether to write pytorch_model.bin instead of model.safetensors.
         end_bias: the logit bias of the end-of-sentence token. A higher bias shortens translations.
-        changes: new values for fields of config.json.
+        changes: new values for fields in config.json.
     """
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")

@@ -33,12 +33,12 @@ def die() -> None:
 
 
 def die_before(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process before the `count`-th call of `name` whose arguments contain `argument`."""
+    """Kill this process before the `count`-th call to `name` whose arguments contain `argument`."""
     _intercept(owner, name, argument, count, lambda call: (die(), call()))
 
 
 def die_after(owner: Any, name: str, argument: str = "", count: int = 2) -> None:
-    """Kill this process after the `count`-th call of `name` whose arguments contain `argument`."""
+    """Kill this process after the `count`-th call to `name` whose arguments contain `argument`."""
     _intercept(owner, name, argument, count, lambda call: (call(), die()))
 
 

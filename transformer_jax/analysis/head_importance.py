@@ -135,7 +135,7 @@ def head_importance(
     num_sentences: int = NUM_SENTENCES,
     margin: float = MARGIN,
 ) -> HeadImportance:
-    """Compute the loss with masked heads on the first `num_sentences` sentences of a split.
+    """Compute the loss with masked heads on the first `num_sentences` sentences in a split.
 
     This function first masks one head at a time. The function then masks the heads cumulatively,
     least important first, until the loss exceeds the full model's loss by more than `margin` nats

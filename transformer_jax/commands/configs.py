@@ -48,7 +48,7 @@ class Diff(PathCommand):
     """Show how two configs or runs differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
-    """A config file, FILE:ROW for one row of a sweep, the name of a shipped
+    """A config file, FILE:ROW for one row in a sweep, the name of a shipped
     config, or a run's folder."""
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first one."""

@@ -68,7 +68,7 @@ class Plot(PathCommand):
     split: Literal["dev", "test"] | None = None
     """For `loss` and `heads`: the split to score. Default: dev."""
     num_sentences: int | None = None
-    """For `heads`: score the first N sentences of the split. Default: 256."""
+    """For `heads`: score the first N sentences in the split. Default: 256."""
     margin: float | None = None
     """For `heads`: the largest acceptable increase in loss, in nats per token.
     Default: 0.05."""

@@ -1,4 +1,4 @@
-"""The `sweep` command, which trains the rows of an ablation."""
+"""The `sweep` command, which trains the rows in an ablation."""
 
 import shutil
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep(ConfigCommand):
-    """Train all rows of an ablation with several random seeds, on this machine or with Slurm.
+    """Train all rows in an ablation with several random seeds, on this machine or with Slurm.
 
     The same command resumes an interrupted sweep, without repeating finished runs.
     """

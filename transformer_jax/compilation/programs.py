@@ -31,7 +31,7 @@ REQUIRED = re.compile(r"\(([\d.]+)([KMGT]?)B?\) exceeds")
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A compiled training step. All numbers except the batch shape are per device."""
+    """A compiled training step. All values except the batch shape are per device."""
 
     rows: int
     """The number of rows in the global batch, including the empty rows that make it divisible by

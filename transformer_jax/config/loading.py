@@ -37,7 +37,7 @@ def load_config(spec: str) -> Config:
 
 
 def load_row(spec: str) -> Row:
-    """Return the experiment that `spec` specifies: FILE, or FILE:ROW for a row of a sweep.
+    """Return the experiment that `spec` specifies: FILE, or FILE:ROW for a row in a sweep.
 
     Raises:
         ConfigError: the file or row does not exist or is invalid, or FILE has several rows.

@@ -1,4 +1,4 @@
-"""Apply the same change to all rows of an ablation, while preserving the differences between rows.
+"""Apply the same change to all rows in an ablation, while preserving the differences between rows.
 
 To keep the command line fast, this module imports only `config` from this package.
 """
@@ -85,7 +85,7 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
 def with_sections(
     rows: Mapping[str, Row], sections: Mapping[str, Config], first: Row | None = None
 ) -> dict[str, Row]:
-    """Replace config sections such as "data" in all rows with sections of other configs.
+    """Replace config sections such as "data" in all rows with sections from other configs.
 
     Each row keeps the values that differ from those of `first`, which defaults to the first row.
     Raise ConfigError if a resulting config is invalid.

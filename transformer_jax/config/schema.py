@@ -203,7 +203,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a sweep: an experiment and the paper's results for this experiment."""
+    """A row in a sweep: an experiment and the paper's results for this experiment."""
 
     config: Config
     paper: Paper = Paper()

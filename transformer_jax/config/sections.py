@@ -446,8 +446,7 @@ class TrainConfig(ConfigSection):
     """Multiplier for the paper's learning rate, which peaks at
     (model.d_model x train.warmup_steps)^-0.5 (section 5.3)."""
     peak_learning_rate: Annotated[float | None, POSITIVE, NUMBER] = None
-    """The peak learning rate itself, instead of train.learning_rate_scale.
-    Differs from the paper."""
+    """The peak learning rate, which replaces train.learning_rate_scale. Differs from the paper."""
     schedule: Annotated[str, PartName(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
         "inverse_square_root"
     )

@@ -112,7 +112,7 @@ class Batches:
         self._members = [np.flatnonzero(bucket == i) for i in range(len(sizes))]
         self._tokens = int(lengths.sum())
         self.buckets: list[Bucket] = []
-        # Distribute the pairs of each bucket evenly over as few batches as possible.
+        # Distribute the pairs in each bucket evenly over as few batches as possible.
         for members, size in zip(self._members, sizes.tolist(), strict=True):
             batches = -(-len(members) // max_rows(batch_tokens, max(size)))
             rows = -(-len(members) // batches // ROW_MULTIPLE) * ROW_MULTIPLE
@@ -169,7 +169,7 @@ class Batches:
         return self.local_batch(step, Shard())
 
     def local_batch(self, step: int, shard: Shard) -> Batch:
-        """Return one process's rows of this step's batch. Empty rows equalize the shard sizes."""
+        """Return one process's rows in this step's batch. Empty rows equalize the shard sizes."""
         bucket, pairs = self._look_up(step)
         rows_per_shard = -(-bucket.rows // shard.total)
         local_pairs = pairs[shard.first * rows_per_shard : shard.last * rows_per_shard]

@@ -44,7 +44,7 @@ LENGTH = np.dtype("<u4")
 # Each process needs about 60 MiB.
 PAIRS_PER_PROCESS = 1 << 15
 MAX_PROCESSES = 16
-# The fields of a DataConfig that determine how a chunk is encoded.
+# The fields in a DataConfig that determine how a chunk is encoded.
 FIELDS = ("max_length", "max_ratio", "bpe_dropout")
 
 # Symbols that sentences must not contain: control characters except the tab, Unicode line and
@@ -85,10 +85,10 @@ def why_unfit_tokens(source: int, target: int, config: DataConfig) -> str | None
 
 
 class Chunk(NamedTuple):
-    """Consecutive pairs of a split."""
+    """Consecutive pairs in a split."""
 
     first: int
-    """The index of the first pair, counted through all samples of the text."""
+    """The index of the first pair, counted across all samples of the text."""
     pairs: Pairs
 
 

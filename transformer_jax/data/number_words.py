@@ -104,7 +104,7 @@ def _numbers_below_100() -> dict[str, int]:
 
 @functools.lru_cache(maxsize=2)
 def _draw_numbers(num_lines: int, num_held_out: int, max_digits: int) -> tuple[int, ...]:
-    """Draw the numbers of all lines: distinct held-out numbers, and then training numbers.
+    """Draw the numbers for all lines: distinct held-out numbers, and then training numbers.
 
     15% of the numbers with up to three digits are held out. The other held-out numbers are spread
     evenly over the larger digit counts. The first two thirds of the held-out numbers form the test

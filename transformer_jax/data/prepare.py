@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines of a dev or test split that `report` lists."""
+        """Return the source and target lines in a dev or test split that `report` lists."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at other characters, such as U+2028.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)

@@ -105,7 +105,7 @@ class TextFiles(FileCorpus):
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
         """Find the source and target files of each split. The train and dev splits are required.
 
-        Relative names start from `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
+        Names are relative to `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
         """
         for split in ("train", "dev"):
             if files.get(split) is None:

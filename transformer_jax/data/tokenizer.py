@@ -36,7 +36,7 @@ Unit = Literal["subwords", "words"]
 MAX_TRAINING_LINE = 4192
 
 # This program loads an untrusted model in a separate process, with at most 2 GiB of memory. The
-# program's command-line arguments are the entries of `sys.path`. The program prints "ready" once
+# program's command-line arguments are the entries in `sys.path`. The program prints "ready" once
 # its imports succeed.
 PROBE = r"""
 import resource, sys

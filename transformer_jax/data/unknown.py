@@ -47,7 +47,7 @@ def note_unknown(
 
 
 def _find_examples(tokenizer: Tokenizer, lines: Sequence[str]) -> str:
-    """Return the most frequent unknown texts as the end of a clause."""
+    """Return the most frequent unknown strings, formatted as the end of a clause."""
     counts = Counter(
         text.strip("▁")
         for line, ids in zip(lines, tokenizer.encode(lines), strict=True)

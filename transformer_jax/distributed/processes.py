@@ -1,6 +1,6 @@
 """Processes that train one model together, on one or more machines.
 
-Each process has its own devices, reads its own rows of each batch, and runs the same program. All
+Each process has its own devices, reads its own rows in each batch, and runs the same program. All
 processes write checkpoint arrays, but only the primary process, process 0, writes anything else to
 the run's folder. The processes must agree on each decision that depends on a clock, a disk, or a
 signal. For example, if one process saved a checkpoint and another did not, they would deadlock.

@@ -55,12 +55,12 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: JsonObject
-    """The evaluation as JSON data. The data contains the perplexity, the fields of `Scores`,
+    """The evaluation as JSON data. The data contains the perplexity, the fields in `Scores`,
     `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
     produced the translations. For splits of `number_words`, `by_digits` contains the counts of
     correct numbers by number of digits. If the task is not translation, `task` contains the task's
     scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the
-    fields of `Scores`, and `task`."""
+    fields in `Scores`, and `task`."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -93,7 +93,7 @@ def prepare_split(run: Run, split: Split) -> Prepared:
     except DataError as error:
         reason, *settings = error.parts
         if settings:
-            # A file is missing. The error suggests another data folder, which only `resume`
+            # A file is missing. The error suggests a different data folder, which only `resume`
             # accepts.
             reason = f"{str(reason).partition(':')[0]}; if the text has moved, resume the run with "
         raise DataError(f"{path}: ", reason, *settings) from error
@@ -208,7 +208,7 @@ def evaluate(
 ) -> Evaluation:
     """Translate and score a split of the run's text, or text in other files.
 
-    `decode` overrides fields of the run's `DecodeConfig`. With `per_checkpoint`, the function also
+    `decode` overrides fields in the run's `DecodeConfig`. With `per_checkpoint`, the function also
     evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
 
     Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the

@@ -76,7 +76,7 @@ class Aligner(NamedTuple):
         *,
         truncate: bool = False,
     ) -> Iterator[tuple[int, list[list[set[Link]]]]]:
-        """Yield the index of each pair, and its links for each layer and each mean over heads.
+        """Yield the index of each pair, and its links for each layer and for each mean over heads.
 
         See `encode_pairs` for the errors.
         """

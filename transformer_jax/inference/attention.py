@@ -81,10 +81,10 @@ class Attention:
         }
         return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
 
-    def show(self, **selection: Any) -> AttentionPage:  # noqa: ANN401 (the fields of `Selection`)
+    def show(self, **selection: Any) -> AttentionPage:  # noqa: ANN401 (the fields in `Selection`)
         """Return an interactive page for display in a notebook.
 
-        `selection` contains fields of `Selection`: `kind`, `layer`, `view`, `heads`, and
+        `selection` contains fields in `Selection`: `kind`, `layer`, `view`, `heads`, and
         `position`. By default, the page first shows the last layer of cross-attention.
 
         Raises:

@@ -99,7 +99,7 @@ class Ensemble(Run):
 
 
 def ensemble(runs: Sequence[Run]) -> Ensemble:
-    """Combine runs that share a vocabulary, such as runs of a row with different seeds, into one.
+    """Combine runs that share a vocabulary, such as runs that differ only in their seeds.
 
     The result translates, evaluates, and scores like a run. The probability of a token is the mean
     of the probabilities that the runs assign to it. The runs can have different architectures. The

@@ -125,7 +125,7 @@ END_RULES: dict[str, EndRule] = {"tensor2tensor": end_if_likely, "any": end_any}
 
 
 class _Search(NamedTuple):
-    """The arguments of `beam_search` that stay the same at every step."""
+    """The arguments to `beam_search` that stay the same at every step."""
 
     step: Step
     limit: Int[Array, " B"]

@@ -138,7 +138,7 @@ class Run:
         """Return the best translation of each line, in order. A blank line translates to "".
 
         Set `truncate` to shorten a line that is too long instead of raising a DataError. The
-        arguments in `decode`, such as `beam_size=1`, override fields of `DecodeConfig`. An invalid
+        arguments in `decode`, such as `beam_size=1`, override fields in `DecodeConfig`. An invalid
         value raises a ConfigError.
         """
         best = self.translate_best(lines, 1, truncate=truncate, **decode)
@@ -164,7 +164,7 @@ class Run:
         """Translate and score a split of the run's text.
 
         By default, the split is the test set, or the development set if there is no test set.
-        `decode` overrides fields of `DecodeConfig`. The scores are not stored; the command
+        `decode` overrides fields in `DecodeConfig`. The scores are not stored; the command
         `transformer-jax evaluate` stores them.
 
         Raises:
@@ -202,9 +202,10 @@ class Run:
 
         Each target token is aligned with the source token that has the largest mean weight over the
         heads, and two words are aligned if any of their tokens are aligned. Words are separated by
-        spaces. `layer` and `heads` are indices as in Python. The default is the mean over all heads
-        of the penultimate layer, as in Garg et al. (2019), or of the only layer. Set `truncate` to
-        shorten a line that is too long instead of raising a DataError.
+        spaces. `layer` and `heads` are indices as in Python. By default, the weights are averaged
+        over all heads in the penultimate layer, as in Garg et al. (2019), or in the only layer if
+        there is just one. Set `truncate` to shorten a line that is too long instead of raising a
+        DataError.
 
         Returns:
             A line for each pair in Pharaoh's format, such as "0-0 1-2": SOURCE-TARGET for each
@@ -236,7 +237,7 @@ class Run:
         """Return the attention weights for a sentence pair.
 
         If `target` is None, the target is the best translation of the source. `decode` overrides
-        fields of `DecodeConfig` for this translation. Set `truncate` to shorten a sentence that is
+        fields in `DecodeConfig` for this translation. Set `truncate` to shorten a sentence that is
         too long instead of raising a DataError.
 
         Raises:

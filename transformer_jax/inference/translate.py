@@ -118,7 +118,7 @@ class Translator:
         self.longest_source, self.longest_target = model.config.max_lengths
 
     def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
-        """Check the arguments of `translate`, and issue a note about text with unknown tokens.
+        """Check the arguments to `translate`, and issue a note about text with unknown tokens.
 
         Raises a UsageError unless `num_best` is from 1 to the beam size. Also raises the same
         errors as `encode`.
@@ -134,7 +134,7 @@ class Translator:
         note_unknown("the source", self.vocabulary.source, lines)
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
-        """Return the tokens of each line, including `eos`. A blank line has no tokens.
+        """Return the tokens in each line, including `eos`. A blank line has no tokens.
 
         Raises:
             UsageError: `lines` is a single string.

@@ -65,7 +65,7 @@ class CacheView(NamedTuple):
 def empty_cache(
     attention: MultiHeadAttention, x: Float[Array, "B D"], num_entries: int
 ) -> KeyValueCache:
-    """Return a cache of zeros for the keys and values of a self-attention with inputs like x."""
+    """Return a cache of zeros for the keys and values of self-attention with inputs like x."""
     x = jnp.zeros((len(x), num_entries, x.shape[-1]), x.dtype)
     # XLA does not compute the projections, because only their shapes are used.
     return jax.tree.map(jnp.zeros_like, to_cache_layout(attention, x))

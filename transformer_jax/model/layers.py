@@ -32,8 +32,8 @@ class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2, applied to each position (equation 2).
 
     `inner` holds the parameters W1 and b1, and `outer` holds W2 and b2. Variants replace the ReLU,
-    max(0, x), with another activation function. The paper has no dropout between the two layers, so
-    `activation_dropout` is 0 by default.
+    max(0, x), with a different activation function. The paper has no dropout between the two
+    layers, so `activation_dropout` is 0 by default.
     """
 
     config: ModelConfig

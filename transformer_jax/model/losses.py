@@ -18,7 +18,7 @@ from transformer_jax.special_tokens import PAD
 
 
 class Loss(NamedTuple):
-    """Sums over the tokens of a batch. To combine batches, add their losses field by field."""
+    """Sums over the tokens in a batch. To combine batches, add their losses field by field."""
 
     smoothed: Float[Array, ""]
     """The loss that training minimizes, such as the cross-entropy with the smoothed target."""
@@ -29,7 +29,7 @@ class Loss(NamedTuple):
 
 
 Number = float | Float[Array, ""]
-"""A constant, or an argument of a compiled training step."""
+"""A constant, or an argument to a compiled training step."""
 
 LossFunction = Callable[[Float[Array, "B T N"], Int[Array, "B T"], TrainConfig], Loss]
 """Returns the loss of predictions, given the logits and the target tokens."""

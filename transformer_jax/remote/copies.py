@@ -1,7 +1,7 @@
 """Runs in buckets: every process works on a local copy and uploads its files in a safe order.
 
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
-downloads what has changed, except for the arrays of checkpoints, which `repair` downloads when they
+downloads what has changed, except for the arrays in checkpoints, which `repair` downloads when they
 are read. While a run is being trained, `training` holds its lease, and `commit` uploads each
 checkpoint: first the metrics, then the arrays, and finally SHA256SUMS, because a checkpoint without
 this file counts as incomplete. For the same reason, SHA256SUMS is deleted first. All other code

@@ -60,7 +60,7 @@ def answer(results: Results, name: str) -> str:
 
 
 def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> str:
-    """Return how many seeds would show that two rows are equally good, or "" if it is unknown."""
+    """Return how many seeds would show that two rows are equally good, or "" if unknown."""
     seeds = results.seeds_for_equivalence(score, split)
     if seeds is None:
         return ""

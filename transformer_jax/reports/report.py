@@ -261,7 +261,7 @@ def _list_effects(effects: Mapping[tuple[ScoredSplit, PaperScore], Sequence[Cont
 
 
 def make_trial_table(results: Results) -> Table:
-    """Return a table of the trials of a tuned sweep, with one line per trial."""
+    """Return a table of the trials in a tuned sweep, with one line per trial."""
     if (tuning := results.sweep.tuning) is None:
         return []
     table = [["row", tuning.field, "seed", "status", "dev_perplexity", "chosen"]]

@@ -10,7 +10,7 @@ are on disk, a rename makes it visible. Only then are superseded checkpoints del
 checkpoint is renamed, for example to `bad-120`, and the previous one is used.
 
 A checkpoint at a scheduled step has a development score, which is recorded after the checkpoint is
-saved. A checkpoint that is saved at another step, because of a signal, a timer, or the end of
+saved. A checkpoint that is saved at a different step, because of a signal, a timer, or the end of
 training, has no score. Only scheduled checkpoints are averaged or chosen as the best, so signals
 and the timer do not affect results.
 """
@@ -188,7 +188,8 @@ class CheckpointManager:
         After this method returns, the caller may donate the arrays. If the background write fails,
         the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity`
         and `smoothed_loss` are the scores on the development set, or None if the step is not
-        scheduled. If `awaits_score` is true, no checkpoint is deleted before `record_score`.
+        scheduled. If `awaits_score` is true, no checkpoint is deleted before `record_score` is
+        called.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)

@@ -26,7 +26,7 @@ NAME = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)
 T = TypeVar("T")
 Digests = dict[str, set[str]]
-"""The digests of each file; two if the file is being replaced."""
+"""The digests of each file. A file that is being replaced has two digests."""
 
 
 class CorruptionError(Exception):

@@ -24,8 +24,8 @@ ATTEMPTS, INTERVAL = 100, 0.01
 def exclusive_lock(run: Path) -> Iterator[None]:
     """Lock a run for this process. The operating system releases the lock when the process ends.
 
-    The lock holds both the file `lock`, which names the process, and the run's folder, because a
-    user may delete the file.
+    Both the file `lock`, which names the process, and the run's folder are locked, because a user
+    may delete the file.
 
     Raises:
         UsageError: another process holds the lock.

@@ -94,7 +94,7 @@ def make_specification(run: Run, quantization: Quantization = "float32") -> Spec
 
 
 def without_padding(run: Run) -> Run:
-    """Return the run, or a run that never predicts padding if padding is the start token.
+    """Return the run or, if padding is the start token, a copy that never predicts padding.
 
     CTranslate2 can exclude a token only through a logit bias, so a large negative bias reduces the
     probability of padding to zero.

@@ -22,7 +22,7 @@ def check_exportable(config: Config, name: Format) -> None:
 
 
 # Fields that can have any value: sizes, and fields that do not affect what the parameters compute.
-# The other fields of `ModelConfig` must have a value that the format's table lists or, if the table
+# The other fields in `ModelConfig` must have a value that the format's table lists or, if the table
 # does not contain the field, their default. Models that use a new field are therefore rejected
 # until the field is added here.
 FREE = marked(ModelConfig, ON_INIT_FROM) | {

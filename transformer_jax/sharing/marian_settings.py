@@ -42,7 +42,7 @@ FREE_GENERATION = {
     *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
     *("speculation_type", "use_mtp", "_from_model_config", "transformers_version"),
 }
-# Fields of config.json that other functions read, or that do not affect translations.
+# Fields in config.json that other functions read, or that do not affect translations.
 FREE_MODEL = {
     *("d_model", "vocab_size", "decoder_vocab_size", "max_position_embeddings"),
     *(f"{stack}_{k}" for stack in ("encoder", "decoder") for k in ("ffn_dim", "attention_heads")),

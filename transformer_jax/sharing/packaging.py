@@ -1,4 +1,4 @@
-"""Package a trained model as a data-only folder that can be loaded like a run but not trained.
+"""Package a trained model as a data-only folder that can be loaded like a run but not resumed.
 
 The folder contains:
 

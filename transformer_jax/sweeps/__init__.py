@@ -1,1 +1,1 @@
-"""Sweeps: train each row of an ablation with several seeds, and report the results (Table 3)."""
+"""Sweeps: train each row in an ablation with several seeds, and report the results (Table 3)."""

@@ -41,7 +41,7 @@ MEMORY_MARGIN = 1.5
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate how many seconds a run of each row takes if `num_parallel` runs train concurrently.
+    """Estimate how many seconds a run in each row takes if `num_parallel` runs train concurrently.
 
     The estimates are too high if batches contain a lot of padding or if the source and target
     differ in length, because `train_flops` counts full batches. The estimates are also too high if
@@ -58,7 +58,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 
 def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
-    """Return how many runs of each row remain, counting a partly trained run as a fraction.
+    """Return how many runs in each row remain, counting a partly trained run as a fraction.
 
     Failed runs count only if `retry_failed` is true.
     """

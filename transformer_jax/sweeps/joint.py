@@ -1,4 +1,4 @@
-"""Train several runs of a sweep in one program, in a process that a worker starts.
+"""Train several runs in a sweep in one program, in a process that a worker starts.
 
 The worker runs `python -m transformer_jax.sweeps.joint SWEEP ROW/seed-0,ROW/seed-1`. Each run's log
 receives the run's progress. When a run ends before the others, its status file says so.
@@ -68,7 +68,7 @@ def _open_folder(run: SweepRun, console: PlainConsole) -> RunFolder:
 def _record_end(
     run: SweepRun, console: PlainConsole, worker: int, error: TransformerJaxError | None
 ) -> None:
-    """Write the end of a run's training to its log and status file."""
+    """Record the end of a run's training in its log and status file."""
     if error is None:
         console.print(f"run stored in {run.path}")
         write_status(run, "running", phase="train", finished=["train"], process=worker)

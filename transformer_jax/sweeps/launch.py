@@ -1,4 +1,4 @@
-"""Run a sweep on this machine, with one worker process per slot: an accelerator, or CPU cores.
+"""Run a sweep on this machine, with one worker per slot (an accelerator or a set of CPU cores).
 
 A worker trains one run, or a few runs that differ only in their seeds and numeric settings, in one
 program. A failed run does not affect the others. This module does not import JAX, which would
@@ -44,7 +44,7 @@ def launch(
     retry_failed: bool = False,
     step_timeout: float = 60.0,
 ) -> list[RunStatus]:
-    """Train and score the unfinished runs of a stored sweep; return the status of every run.
+    """Train and score the unfinished runs in a stored sweep; return the status of every run.
 
     `group_sizes` maps a row to the number of its runs that can train in one program. The default is
     1.
@@ -84,7 +84,7 @@ def launch(
 
 
 def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
-    """Return how many runs of each row of a stored sweep should train in one program.
+    """Return how many runs in each row of a stored sweep should train in one program.
 
     On accelerators, the result is as large as the memory allows, unless slots would then remain
     unused. On CPUs, where larger programs are not faster, the result is empty, which means 1 for

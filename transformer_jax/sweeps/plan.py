@@ -1,4 +1,4 @@
-"""Plan a sweep: the rows of an ablation, each trained with several random seeds.
+"""Plan a sweep: the rows in an ablation, each trained with several random seeds.
 
 A sweep's folder contains:
 
@@ -43,7 +43,7 @@ NAME_SEPARATOR = ","
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep, for one row and one seed. The run's files may not exist yet."""
+    """One run in a sweep, for one row and one seed. The run's files may not exist yet."""
 
     path: Path
     """The run folder."""
@@ -86,7 +86,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """A config field whose value is chosen for each row of a sweep on the development set."""
+    """A config field whose value is chosen for each row in a sweep on the development set."""
 
     field: str
     """The field's name, such as "train.learning_rate_scale"."""
@@ -113,7 +113,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The rows of an ablation and their runs."""
+    """The rows in an ablation and their runs."""
 
     path: Path
     """The sweep's folder."""
@@ -298,7 +298,7 @@ def plan_sweep(
 
     The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
     seeds are consecutive, starting with the first row's seed. With `tuning`, the values that were
-    chosen for an existing sweep remain.
+    chosen for an existing sweep are kept.
 
     Raises:
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or

@@ -75,7 +75,7 @@ class Task:
         _await_exit(self._process)
         code = self._process.wait()
         status = read_status(run)
-        # A killed worker writes no final status, but a worker that had time to save may have
+        # A killed worker does not write a final status, but a worker that had time to save may have
         # written one.
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker exited with code {code}"
@@ -186,7 +186,7 @@ def list_jobs() -> set[str]:
 def submit(
     sweep: Sweep, resources: Resources, *, retry_failed: bool = False, step_timeout: float = 60.0
 ) -> list[str]:
-    """Submit the unfinished runs of a stored sweep, except those that are pending or running.
+    """Submit the unfinished runs in a stored sweep, except those that are pending or running.
 
     Failed runs are submitted only with `retry_failed`. Return the job IDs as `squeue` prints them.
 

@@ -1,4 +1,4 @@
-"""Choose the value of a config field for each row of a sweep, on the development set.
+"""Choose the value of a config field for each row in a sweep, on the development set.
 
 Each row has one trial for each combination of a value and a trial seed. The value with the lowest
 mean log perplexity on the development set is chosen, and the row's other runs are trained with this

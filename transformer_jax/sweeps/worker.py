@@ -1,4 +1,4 @@
-"""Train and score runs of a sweep, in a process that a launcher starts.
+"""Train and score runs in a sweep, in a process that a launcher starts.
 
 The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. If the
 command names several runs, separated by commas, the worker trains them in one program.

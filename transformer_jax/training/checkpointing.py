@@ -55,7 +55,7 @@ def checkpoint_metadata(
 
 
 def current_environment(config: Config) -> dict[str, str]:
-    """Return the versions, files of parts, devices, and settings that can affect the results."""
+    """Return the versions, registered files, devices, and settings that can affect the results."""
     parts = describe_foreign(config.parts()).values()
     files = {part["file"]: part["sha256"] for part in parts if "file" in part}
     return {**installed_versions(), **files, **describe_environment()}
@@ -100,8 +100,8 @@ class Checkpointer:
         self.last_step = latest or 0
         """The step of the latest checkpoint, or 0 if there is no checkpoint."""
         self.unscored: StepMetrics | None = None
-        """The metrics, without the loss, of the restored checkpoint's step if the checkpoint awaits
-        its score. An interruption can leave such a checkpoint."""
+        """If the restored checkpoint awaits its score, the metrics at its step, excluding the loss.
+        An interruption can leave such a checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
         """Return the latest checkpoint's state (or the initial state) and the pending metrics.
@@ -182,7 +182,7 @@ class Checkpointer:
         self.last_step = step
 
     def record_score(self, scores: DevScores | None) -> None:
-        """Start adding the scores to the latest checkpoint, or None if it is not scheduled."""
+        """Start adding the scores (None for an unscheduled step) to the latest checkpoint."""
         metadata = self._manager.metadata(self.last_step)
         metadata.pop(UNSCORED, None)
         self._manager.record_score(self.last_step, scores, metadata)

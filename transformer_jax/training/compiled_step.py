@@ -12,7 +12,7 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, ...]
-"""The shape of this process's rows of a batch: number of rows, source length, and target length.
+"""The shape of this process's rows in a batch: number of rows, source length, and target length.
 
 In a step for several runs, the number of runs precedes these numbers.
 """
@@ -50,7 +50,7 @@ class CompiledStep:
         return _shape(batch) in self._compiled
 
     def compile(self, state: TrainState, batch: Batch, upcoming: Sequence[Bucket] = ()) -> str:
-        """Compile the step for this process's rows of a batch, without running it.
+        """Compile the step for this process's rows in a batch, without running it.
 
         Then compile the step for the upcoming buckets in the background (see `compile_ahead`). On a
         GPU, XLA selects kernels by timing them on the device, and concurrent training would distort

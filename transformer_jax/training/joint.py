@@ -71,7 +71,7 @@ class Slots:
         self.num_runs = self.count if self.is_joint else None
         """The length of the additional axis, or None if there is no such axis."""
         self.states = _stack(states) if self.is_joint else states[0]
-        """The argument of the training step, to be replaced with the step's result."""
+        """The argument to the training step, to be replaced with the step's result."""
 
     def read(self, slot: int) -> TrainState:
         """Return the state of one run."""

@@ -222,7 +222,7 @@ def _interrupt(
     train_step: CompiledStep,
     shutdown: GracefulShutdown,
 ) -> NoReturn:
-    """Wait for the checkpoints of this step, and end all runs because of a signal."""
+    """Wait for this step's checkpoints, and end all runs because a signal arrived."""
     for member in members:
         member.attempt(member.checkpointer.wait)
     if train_step.is_compiling_ahead():

@@ -80,7 +80,7 @@ class Member:
         self._contexts = contextlib.ExitStack()
         self.has_ended = False
         self.num_scheduled = 0
-        """When the run has ended, the number of scheduled checkpoints on disk."""
+        """The number of scheduled checkpoints on disk once the run has ended."""
 
     def __enter__(self) -> "Member":
         return self
@@ -182,7 +182,7 @@ class Member:
             raise RunInterrupted(f"{name}: saved at step {self.restored}; {hint}") from stopped
 
     def read_batch(self, index: int) -> Batch:
-        """Return this process's rows of a batch. Batches are numbered from 0."""
+        """Return this process's rows in a batch. Batches are numbered from 0."""
         return self.run.batches.local_batch(index, self.run.sharding.shard)
 
     def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
@@ -192,7 +192,7 @@ class Member:
         self.checkpointer.save(step, state, pending, unscored, num_earlier)
 
     def trains_at(self, step: int) -> bool:
-        """Return whether the run has not ended and still has to train at this step."""
+        """Return whether the run is still active and has to train at this step."""
         return not self.has_ended and self.restored < step
 
     def record(self, step: int, metrics: StepMetrics) -> None:
@@ -264,7 +264,7 @@ class Member:
         """Raise `DivergedError` if `MAX_SKIPPED_STEPS` or more consecutive steps were skipped.
 
         `num_skipped` counts the consecutive skipped steps up to and including `step`. The file
-        diverged.json lists the training pairs of the skipped steps.
+        diverged.json lists the training pairs in the skipped steps.
         """
         if num_skipped < MAX_SKIPPED_STEPS:
             return

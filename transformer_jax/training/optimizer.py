@@ -141,7 +141,7 @@ class MovingAverage(NamedTuple):
 
 
 def track_average(decay: Float[ArrayLike, ""]) -> optax.GradientTransformation:
-    """Return a transformation that keeps updates, and averages the parameters after each update."""
+    """Return a transformation that averages the parameters without changing the updates."""
 
     def init(params: optax.Params) -> MovingAverage:
         return MovingAverage(jnp.zeros([], jnp.int32), jax.tree.map(jnp.copy, params))

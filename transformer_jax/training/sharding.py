@@ -46,7 +46,7 @@ class DataParallel:
     def __init__(self, devices: Sequence[jax.Device] | None = None) -> None:
         """Build a one-dimensional mesh. `devices` defaults to all devices of all processes."""
         devices = jax.devices() if devices is None else devices
-        # Sort the devices by process, so that each process gets consecutive rows of a batch.
+        # Sort the devices by process, so that each process gets consecutive rows in a batch.
         self.devices = sorted(devices, key=lambda device: (device.process_index, device.id))
         self.platform = self.devices[0].platform
         # Explicit axes would require Flax to specify the sharding of each embedding lookup.

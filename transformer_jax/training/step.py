@@ -2,7 +2,7 @@
 
 This module does not depend on how many devices share a batch. `training.sharding` provides a
 function that computes the gradients on all devices and adds their sums.
-Shapes: B rows of the batch, T token positions, M micro-batches.
+Shapes: B rows in the batch, T token positions, M micro-batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -128,7 +128,7 @@ class TrainStep:
         return self.apply_gradients(state, sums)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> GradientSum:
-        """Compute the gradient and loss sums over a batch, or over one device's rows of the batch.
+        """Compute the gradient and loss sums over a batch, or over one device's rows in the batch.
 
         This method splits the rows into `gradient_accumulation_steps` micro-batches.
         """

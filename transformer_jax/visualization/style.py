@@ -71,7 +71,7 @@ class Picture:
             mpl.rc_context({"svg.hashsalt": "transformer_jax", "svg.fonttype": "none"}),
             warnings.catch_warnings(),
         ):
-            # A PNG shows a box for a missing glyph, but an SVG viewer can use another font.
+            # A PNG shows a box for a missing glyph, but an SVG viewer can use a different font.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             options = {"format": kind, "metadata": METADATA[kind], "dpi": PIXELS_PER_INCH}
             self.figure.savefig(out, **options)

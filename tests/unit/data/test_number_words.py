@@ -1,4 +1,4 @@
-"""Test that both sides of a pair spell the same numbers, and that splits share no numbers."""
+"""Test that both sides of a pair spell out the same numbers, which occur in only one split."""
 
 import hashlib
 import json

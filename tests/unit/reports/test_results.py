@@ -104,7 +104,7 @@ def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
 
 def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
     # In the paper, the difference for row "same" is 0, and the difference for row "other" has the
-    # opposite sign in the sweep.
+    # opposite sign of that in the sweep.
     assert results.sign_agreement("perplexity") == (2, 3, 0.5)
 
 

@@ -55,7 +55,8 @@ def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> N
 
     short = add(8, 2)
     assert newest_evaluation(run, "test") == short
-    # An evaluation that averages more checkpoints than the config specifies used other options.
+    # If an evaluation averages more checkpoints than the config specifies, it used different
+    # options.
     add(8, 4)
     assert newest_evaluation(run, "test") == short
     whole = add(8, 3)

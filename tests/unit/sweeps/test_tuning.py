@@ -1,4 +1,4 @@
-"""Test how values are chosen for the rows of a sweep on the development set."""
+"""Test how values are chosen for the rows in a sweep on the development set."""
 
 import math
 import shutil
@@ -54,7 +54,7 @@ def test_each_row_has_a_trial_for_each_value_and_trial_seed(tmp_path: Path) -> N
         (row, rate, seed) for row in ROWS for rate in (0.5, 1, 2) for seed in (10_000, 10_001)
     }
     assert sweep.find(first.name) == Sweep.open(sweep.path).find(first.name) == first
-    # No trial has the seed of another run.
+    # No trial has the same seed as another run.
     assert not {run.seed for run in sweep.trials} & set(sweep.seeds)
 
 

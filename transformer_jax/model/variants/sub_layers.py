@@ -30,7 +30,7 @@ def rms_norm(config: ModelConfig, *, name: str | None = None) -> nn.RMSNorm:
 
 
 class NormAndAdd(AddAndNorm):
-    """x + Dropout(Sublayer(Norm(x))), with another norm after each stack (Xiong et al. 2020)."""
+    """x + Dropout(Sublayer(Norm(x))), with a final norm after each stack (Xiong et al. 2020)."""
 
     def setup(self) -> None:
         self.norm = self.make_norm(self.config)
