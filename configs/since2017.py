@@ -21,50 +21,50 @@ DECAY = {"optimizer": "adamw", "weight_decay": 0.1}
 
 SWEEP = {
     "base": BASE,
-    # Wang et al. 2019, Xiong et al. 2020
+    # This idea is from Wang et al. (2019) and Xiong et al. (2020).
     "pre_norm": BASE.change(model={"layer_norm": "pre"}),
-    # Zhang and Sennrich 2019
+    # This idea is from Zhang and Sennrich (2019).
     "rms_norm": BASE.change(model={"norm": "rms_norm"}),
-    # Shazeer 2020
+    # This idea is from Shazeer (2020).
     "swiglu": BASE.change(model={"feed_forward": "swiglu", **GATED}),
     "geglu": BASE.change(model={"feed_forward": "geglu", **GATED}),
-    # Su et al. 2021
+    # This idea is from Su et al. (2021).
     "rotary": BASE.change(model={"positions": "rotary"}),
-    # Press et al. 2022
+    # This idea is from Press et al. (2022).
     "alibi": BASE.change(model={"positions": "alibi"}),
-    # Raffel et al. 2020
+    # This idea is from Raffel et al. (2020).
     "t5_bias": BASE.change(model={"positions": "t5"}),
-    # Ainslie et al. 2023
+    # This idea is from Ainslie et al. (2023).
     "grouped_query": BASE.change(model={"num_kv_heads": 2}),
-    # Shazeer 2019
+    # This idea is from Shazeer (2019).
     "multi_query": BASE.change(model={"num_kv_heads": 1}),
-    # Henry et al. 2020, Dehghani et al. 2023
+    # This idea is from Henry et al. (2020) and Dehghani et al. (2023).
     "query_key_norm": BASE.change(model={"query_key_norm": True}),
-    # Raffel et al. 2020, Chowdhery et al. 2022
+    # This idea is from Raffel et al. (2020) and Chowdhery et al. (2022).
     "no_biases": BASE.change(model={"norm": "rms_norm", "feed_forward_bias": False}),
-    # Loshchilov and Hutter 2019
+    # This idea is from Loshchilov and Hutter (2019).
     "adamw": BASE.change(train=DECAY),
-    # Chen et al. 2023
+    # This idea is from Chen et al. (2023).
     "lion": BASE.change(train={"optimizer": "lion", "weight_decay": 0.1}),
-    # Jordan et al. 2024, Liu et al. 2025
+    # This idea is from Jordan et al. (2024) and Liu et al. (2025).
     "muon": BASE.change(train={"optimizer": "muon", "weight_decay": 0.1}),
-    # Defazio et al. 2024
+    # This idea is from Defazio et al. (2024).
     "schedule_free": BASE.change(train={"optimizer": "schedule_free", "schedule": "constant"}),
-    # Loshchilov and Hutter 2017
+    # This idea is from Loshchilov and Hutter (2017).
     "cosine": BASE.change(train={"schedule": "cosine"}),
-    # Hu et al. 2024
+    # This idea is from Hu et al. (2024).
     "warmup_stable_decay": BASE.change(train={"schedule": "warmup_stable_decay"}),
-    # Chowdhery et al. 2022
+    # This idea is from Chowdhery et al. (2022).
     "z_loss": BASE.change(train={"z_loss": 1e-4}),
-    # Provilkov et al. 2020
+    # This idea is from Provilkov et al. (2020).
     "bpe_dropout": BASE.change(data={"bpe_dropout": 0.1}),
-    # Polyak and Juditsky 1992
+    # This idea is from Polyak and Juditsky (1992).
     "moving_average": BASE.change(train={"ema_decay": 0.999}),
     # The row averages five checkpoints, as in Table 2 of the paper.
     "checkpoint_average": BASE.change(
         train={"keep_checkpoints": 5}, decode={"average_checkpoints": 5}
     ),
-    # Touvron et al. 2023
+    # These ideas are from Touvron et al. (2023).
     "llama": BASE.change(
         model={
             "feed_forward": "swiglu",

@@ -114,7 +114,7 @@ def forks() -> Iterator[Forks]:
 def server(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[BucketServer]:
-    """A server with an empty bucket, which is found through the environment variables."""
+    """A server with an empty bucket, to which the environment variables point."""
     with serve_bucket(request.param) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

@@ -231,7 +231,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def read_json_if_valid(path: Path) -> JsonObject:
-    """Return the object in a JSON file, or {} if the file is missing or, with a note, damaged."""
+    """Return the object in a JSON file, or {} if it is missing or damaged. Note any damage."""
     with contextlib.suppress(FileNotFoundError):
         try:
             return read_json(path)

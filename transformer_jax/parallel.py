@@ -154,7 +154,7 @@ class _Process:
 
 
 def serve(handler: str) -> None:
-    """Answer the requests of the process that started this one, until that process ends.
+    """Answer the requests from the process that started this one, until that process ends.
 
     The reply to a request consists of two messages: a description of the error (or b""), and the
     answer.

@@ -87,8 +87,8 @@ def register(field: str, name: str) -> Callable[[T], T]:
     notebook replaces the old one, so a notebook cell can run again.
 
     Raises:
-        ConfigError: the field does not select parts, the name is not a valid name, or the same
-            file or another file has registered the name.
+        ConfigError: the field does not select parts, the name is not valid, or this file or another
+            file has already registered the name.
     """
     return _register(field, name, sys._getframe(1))
 

@@ -43,7 +43,7 @@ class Variant:
     """The number of runs in one program."""
 
     def describe_worker(self, name: str, task: Mapping[str, Any], settings: Settings) -> WorkerSpec:
-        """Return a worker that trains with this variant, given the task of `tasks.train`."""
+        """Return a worker that trains with this variant, given a task for `tasks.train`."""
         task = {**task, "changes": self.changes, "runs": self.num_runs}
         spec = settings.describe_worker(name, "tasks.train", task)
         flags = f"{os.environ.get('XLA_FLAGS', '')} {self.flags}".strip()

@@ -54,7 +54,7 @@ class Benchmark:
     notes: list[str] = field(default_factory=list)
 
     def ratios(self, name: str) -> list[float]:
-        """Return a worker's speed relative to the reference in each round, or [] without one."""
+        """Return a worker's speed relative to the reference in each round ([] if there is none)."""
         if self.reference is None:
             return []
         others = self.measurements[self.reference].speeds

@@ -18,8 +18,9 @@ def test_the_stored_page_contains_the_analysis_of_the_stored_runs() -> None:
 
 
 def test_a_paired_test_ignores_what_two_rows_share() -> None:
-    # The differences are 1, 2, and 3: mean 2, standard error 1 / sqrt(3), t = 3.46 with two degrees
-    # of freedom. With two degrees of freedom, |t| is below x with probability x / sqrt(2 + x^2).
+    # The differences are 1, 2, and 3, so the mean is 2, the standard error is 1 / sqrt(3), and t is
+    # 3.46 with two degrees of freedom. With two degrees of freedom, |t| is below x with probability
+    # x / sqrt(2 + x^2).
     row, base = {0: 101.0, 1: 12.0, 2: 3.0, 3: 7.0}, {0: 100.0, 1: 10.0, 2: 0.0}
     mean, interval, p = compare_pairs(row, base)
     assert mean == 2

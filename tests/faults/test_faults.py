@@ -317,7 +317,7 @@ def test_a_killed_group_of_runs_resumes_in_the_same_bits(tmp_path: Path) -> None
     for sweep in sweeps:
         sweep.store()
     killed, undisturbed = (list(sweep.runs) for sweep in sweeps)
-    # The process dies when one run is about to be ahead of the others.
+    # The process dies when one run is about to get ahead of the others.
     code = (
         "import pathlib, sys; from zygote import die_after\n"
         "die_after(pathlib.Path, 'rename', 'checkpoints/.', count=4)\n"

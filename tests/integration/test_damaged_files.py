@@ -46,7 +46,7 @@ def damage(content: bytes, rng: random.Random) -> Iterator[bytes]:
 
 
 def read_carefully(folder: Path, read: Callable[[Path], Any]) -> tuple[str, list[str], Any]:
-    """Return the error message of `read` or "", its notes, and its result."""
+    """Return the error message from `read` (or ""), its notes, and its result."""
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         try:

@@ -1,4 +1,4 @@
-"""Test that damaged and malicious sweeps are reported in one line and cannot write elsewhere."""
+"""Test that damaged and malicious sweeps cause one-line errors and cannot write elsewhere."""
 
 import csv
 import json

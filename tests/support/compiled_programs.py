@@ -1,7 +1,7 @@
 """Compile training steps for devices that are not present, and print statistics as JSON.
 
-Each model has one encoder layer and one decoder layer. `test_accelerator_programs` runs this
-program:
+Each model has one encoder layer and one decoder layer. The tests in `test_accelerator_programs` run
+this program:
 
     python -m tests.support.compiled_programs TARGET PARALLELISM:ROWS ...
 """

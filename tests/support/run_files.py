@@ -127,7 +127,7 @@ def make_finished_sweep(
 
 
 def collect(sweep: Sweep) -> Results:
-    """Collect a sweep's results in the same way as the command line."""
+    """Collect a sweep's results in the same way as the command line does."""
     return collect_results(
         sweep, [read_status(run) for run in sweep.runs], "transformer-jax report"
     )

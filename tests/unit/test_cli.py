@@ -466,7 +466,7 @@ def test_the_package_exports_every_error_that_its_documentation_names() -> None:
 
 URLS = ("HDFS://x/run", "https://x.org/run", "file://run/x")
 BUCKETS = ("gs://bucket/run", "s3://bucket/run")
-# Wherever a command expects a run or a sweep, a URL of a bucket is also accepted.
+# Wherever a command expects a run or a sweep, a bucket URL is also accepted.
 COMMANDS_FOR_RUNS = (
     "train tiny --out {}",
     "train tiny --init-from={}",

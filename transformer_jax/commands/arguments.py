@@ -87,7 +87,7 @@ def _has_placeholder(pattern: re.Pattern[str], metadata: Sequence[object]) -> bo
 def _expand(value: object, *, is_remote: bool) -> object:
     """Expand each path in the value of an option.
 
-    See `remote.copies.local_path` if the option accepts URLs of buckets, and `files.expand_path`
+    See `remote.copies.local_path` if the option accepts bucket URLs, and `files.expand_path`
     otherwise.
     """
     match value:

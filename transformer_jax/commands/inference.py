@@ -115,8 +115,8 @@ class Translate(RunCommand):
     ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN ...")] = ()
     """Average the probabilities of RUN and of these runs, which must have the same vocabulary."""
     alignments: Path | None = None
-    """Create this file with the word alignment of each line and its best
-    translation: SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""
+    """Write the word alignment of each line and its best translation to this
+    new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""
 
     def run(self) -> None:
         if self.alignments is not None:

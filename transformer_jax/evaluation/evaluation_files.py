@@ -1,4 +1,4 @@
-"""Store an evaluation in a folder of the run, named after the split, checkpoints, and search.
+"""Store an evaluation in a subfolder of the run, named after the split, checkpoints, and search.
 
 The folder contains these files:
 
@@ -67,7 +67,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def read_evaluation_file(folder: Path, name: str) -> bytes:
-    """Return the contents of a file of an evaluation, such as "hypothesis.txt".
+    """Return the contents of an evaluation's file, such as "hypothesis.txt".
 
     Raises:
         StorageError: the file cannot be read, or it differs from what was written.

@@ -26,7 +26,7 @@ def mean_log_probs(logits: Sequence[Float[Array, "*_ N"]]) -> Float[Array, "*_ N
 
 
 class EnsembleModel(EncoderDecoder, kw_only=True):
-    """A model whose probabilities are the mean of those of its members.
+    """A model whose probabilities are the mean of its members' probabilities.
 
     Its logits are log-probabilities. It has no parameters other than those of the members.
     """

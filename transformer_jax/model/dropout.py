@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, UInt32
 
 Rate = Float[ArrayLike, ""]
-"""A dropout rate. In a compiled training step, the rate is an array, because it is an argument of
+"""A dropout rate. In a compiled training step, the rate is an array, because it is an argument to
 the program."""
 
 

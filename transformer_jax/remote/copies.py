@@ -3,9 +3,9 @@
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
 downloads what has changed, except for the arrays in checkpoints, which `repair` downloads when they
 are read. While a run is being trained, `training` holds its lease, and `commit` uploads each
-checkpoint: first the metrics, then the arrays, and finally SHA256SUMS, because a checkpoint without
-this file counts as incomplete. For the same reason, SHA256SUMS is deleted first. All other code
-uses local paths; messages show URLs instead (see `errors.PATHS_SHOWN_AS`).
+checkpoint in this order: the metrics, the arrays, and finally SHA256SUMS, because a checkpoint
+without this file counts as incomplete. For the same reason, SHA256SUMS is deleted first. All other
+code uses local paths; messages show URLs instead (see `errors.PATHS_SHOWN_AS`).
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """A lease that lets only one process train a run in a bucket.
 
-A lease is an object named lease/N.json. Its holder creates it, only if it does not exist, and then
+A lease is an object named lease/N.json. Its holder creates it only if it does not exist, and then
 renews it regularly. The lease with the largest N is valid. If its holder does not renew it, another
 process creates the next lease.
 """

@@ -45,7 +45,7 @@ class Slot:
     cores: frozenset[int] | None = None
     """The slot's CPU cores, or None for all cores."""
     memory: int | None = None
-    """The bytes that JAX can use on the slot's accelerator, or None if they are not known."""
+    """The number of bytes that JAX can use on the slot's accelerator, or None if unknown."""
 
 
 def find_slots(limit: int | None = None, runs_per_device: int = 1) -> list[Slot]:

@@ -152,7 +152,7 @@ STRAY_FOLDERS = (".ipynb_checkpoints", "__pycache__", "lost+found", "@eaDir", ".
 
 
 def leave_strays(folder: Path) -> None:
-    """Add what operating systems, editors, and other tools leave in folders."""
+    """Add files that operating systems, editors, and other tools leave in folders."""
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         path.with_name(f"{path.stem}-LAPTOP{path.suffix}").write_bytes(b"\0stray")
     for parent in (folder, *(path for path in folder.rglob("*") if path.is_dir())):

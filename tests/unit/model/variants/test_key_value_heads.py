@@ -1,4 +1,4 @@
-"""Test shared keys and values, normalized queries and keys, and users' attention classes."""
+"""Test shared keys and values, normalized queries and keys, and custom attention classes."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Test norms and feed-forward networks, even those of users, against their formulas."""
+"""Test norms and feed-forward networks, including custom ones, against their formulas."""
 
 import math
 from dataclasses import replace
