@@ -175,7 +175,7 @@ class Gpu(MeasureCommand):
     steps: Suppress[Fixed[int]] = 1
 
     def run(self) -> None:
-        """Run the benchmarks that fit into the time limit, and print and save their results."""
+        """Run the benchmarks that fit within the time limit, and print and save their results."""
         if not self.minutes > 0:
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
         if not self.toy:

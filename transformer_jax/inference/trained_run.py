@@ -253,7 +253,7 @@ class Run:
     ) -> HiddenStates:
         """Return the vectors between the layers of both stacks for a sentence pair.
 
-        The arguments are those of `attention`.
+        The arguments are the same as for `attention`.
 
         Raises:
             DataError: a sentence is blank or too long for the model.
