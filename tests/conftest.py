@@ -68,7 +68,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Unlike all other warnings, do not treat notes as errors."""
+    """Treat all warnings except notes as errors."""
     config.addinivalue_line("filterwarnings", "default::transformer_jax.progress.Note")
 
 

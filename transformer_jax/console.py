@@ -260,7 +260,7 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[None]:
-    """Show a progress bar for each activity. Outside a terminal, print each activity once."""
+    """Show a progress bar for each activity, or print it once if the output is not a terminal."""
     # Descriptions can contain file names, in which Rich would interpret brackets as markup.
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 def run_command(
     arguments: Sequence[str], seconds: float, environment: Mapping[str, str | None]
 ) -> Ended:
-    """Run a command from this package; ask it to save and exit after more than `seconds`."""
+    """Run a command from this package. After `seconds` seconds, signal it to save and exit."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     values = {**os.environ, "PYTHONPATH": path, **environment}
     start, cpu = time.monotonic(), _cpu_seconds()

@@ -53,7 +53,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def check_exact_resumption(config: Config, folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Interrupt and resume a run, and return an equal run that was not interrupted."""
+    """Interrupt and resume a run. Return an otherwise identical run that was not interrupted."""
     whole = train(config, folder / "whole")
     with patch.context() as context:
         signal_at_step(context, 3, signal.SIGTERM)

@@ -176,7 +176,7 @@ PART_FIELDS = [
     for section, (section_type, _) in annotations(Config).items()
     for key in part_fields(section_type)
 ]
-"""The fields that select parts: (field, section, key), such as ("model.norm", "model", "norm")."""
+"""The fields that select parts, as tuples such as ("model.norm", "model", "norm")."""
 
 for _field, _section, _key in PART_FIELDS:
     Registry(_field, reserved=part_fields(annotations(Config)[_section][0])[_key].own)

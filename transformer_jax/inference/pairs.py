@@ -171,7 +171,7 @@ def _log_probs(model: EncoderDecoder, params: Params, batch: Batch) -> Float[Arr
 def token_log_probs(
     model: EncoderDecoder, params: Params, pairs: Pair
 ) -> list[Float[np.ndarray, " _"]]:
-    """Return the log-probability of each target token in nats, in the order of the pairs."""
+    """Return the log-probability, in nats, of each target token of each pair."""
     lengths = pairs[1].lengths
     found = [np.zeros(0)] * len(lengths)
     for index, log_probs in run_on_pairs(_log_probs, model, params, pairs):

@@ -2,7 +2,7 @@
 
 A small model uses only a fraction of a GPU, and each batch shape takes a while to compile. Several
 runs can share the GPU and the compiled programs (see `jax.vmap`). Each run has a slot, its index on
-the first axis. Apart from rounding, each run has the same results as if it trained alone.
+the first axis. Apart from rounding, each run gives the same results as a run that is trained alone.
 """
 
 from collections.abc import Sequence

@@ -62,7 +62,7 @@ class Assignment:
 class Member:
     """A run that the training loop trains, alone or together with others in one program.
 
-    On exit, this context manager releases the run's lock and waits for its checkpoint.
+    On exit, this context manager waits until a checkpoint is written, and releases the run's lock.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Member:
             self.folder.store()
 
     def prepare(self, like: RunComponents | None) -> RunComponents:
-        """Build the run's components, and return them; reuse those of the run `like`, if any."""
+        """Build and return the run's components. If `like` is another run, reuse its components."""
         # Several runs in one program use one device.
         devices = None if self._is_alone else jax.devices()[:1]
         self.run = build_run_components(self.folder, self._group, like=like, devices=devices)

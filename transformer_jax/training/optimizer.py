@@ -177,7 +177,7 @@ def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransform
 
 
 def evaluation_params(params: Params, state: optax.OptState) -> Params:
-    """Return the parameters to evaluate: the average that `state` contains, or else `params`."""
+    """Return the parameters to evaluate: the average in `state` if there is one, or `params`."""
 
     def is_average(node: object) -> bool:
         return isinstance(node, ScheduleFreeState | MovingAverage)

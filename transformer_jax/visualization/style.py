@@ -50,7 +50,7 @@ class Picture:
 
     @property
     def pdf(self) -> bytes:
-        """The plot as PDF, which is always identical for the same data and Matplotlib version."""
+        """The plot as a PDF. The same data and Matplotlib version always produce the same bytes."""
         return self._encode("pdf")
 
     def save(self, path: str | Path) -> Path:

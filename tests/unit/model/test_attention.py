@@ -89,7 +89,8 @@ def test_a_query_without_allowed_keys_has_a_finite_gradient() -> None:
     for gradient in jax.grad(total, argnums=(0, 1, 2))(*arrays):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
-    # A query with no allowed keys attends evenly regardless of the scores, so its gradient is zero.
+    # A query with no allowed keys attends uniformly to all keys, regardless of the scores, so its
+    # gradient is zero.
     query_gradient = jax.grad(total)(*arrays)
     assert not np.any(query_gradient[:, 1])
     assert np.all(np.any(query_gradient[:, [0, 2]], axis=-1))

@@ -3,7 +3,7 @@
 The modules are norms, feed-forward networks, positional encodings, attention scores with
 parameters, and a linear layer before the softmax.
 
-Shapes: B batch, T positions or queries, S keys, D d_model, H heads, G heads of keys, K d_k, N
+Shapes: B batch, T positions or queries, S keys, D d_model, H heads, G key-value heads, K d_k, N
 vocab_size.
 """
 
