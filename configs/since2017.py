@@ -5,11 +5,11 @@
         --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3
 
 The comment above each row names its source. The rows whose feed-forward networks have three
-matrices have about as many parameters as base. All rows use base's learning rate by default, so
+matrices, `swiglu` and `geglu`, have about as many parameters as base. All rows use base's learning rate by default, so
 tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
 implements.
 
-Every row except base differs from the paper.
+All rows except `base` and `checkpoint_average` differ from the paper.
 """
 
 from configs.base import CONFIG as BASE

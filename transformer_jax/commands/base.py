@@ -114,7 +114,7 @@ def translate_command(run: RunFolder, option: str = "") -> str:
     return f"echo 'forty-two' | {translate}" if is_number_words else f"{translate} < FILE"
 
 
-def check_new_file(path: Path) -> None:
+def check_new_file(path: Path, option: str = "out") -> None:
     """Check in advance that a command can create a file without overwriting an existing one.
 
     Raises:
@@ -125,7 +125,7 @@ def check_new_file(path: Path) -> None:
         if path.exists():
             free = str(find_free_name(path))
             raise UsageError(
-                f"{path} already exists: write another file with `", Setting("out", free), "`"
+                f"{path} already exists: write another file with `", Setting(option, free), "`"
             )
         is_folder = path.parent.is_dir()
     if not is_folder:

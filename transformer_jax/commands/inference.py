@@ -120,7 +120,7 @@ class Translate(RunCommand):
 
     def run(self) -> None:
         if self.alignments is not None:
-            check_new_file(self.alignments)
+            check_new_file(self.alignments, "alignments")
         run = self.load()
         if self.ensemble:
             from transformer_jax.inference.ensemble import ensemble

@@ -14,7 +14,7 @@ Shapes: B pairs in a batch, L layers, H heads, K means over heads, T target posi
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, SupportsIndex
 
 import jax
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.inference.pairs import encode_pairs, run_on_pairs
+from transformer_jax.inference.pairs import encode_pairs, read_pairs, run_on_pairs
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.special_tokens import EOS, PAD
@@ -108,8 +108,8 @@ def number_words(tokenizer: Tokenizer, line: str) -> list[int]:
 
 def align_pairs(
     aligner: Aligner,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    sources: Iterable[str],
+    targets: Iterable[str],
     *,
     layer: int | None = None,
     heads: Collection[SupportsIndex] | None = None,
@@ -117,6 +117,7 @@ def align_pairs(
 ) -> list[str]:
     """Return the alignment of each pair, in order. `Run.align` explains the arguments."""
     num_layers, num_heads = aligner.count_heads()
+    sources, targets = read_pairs(sources, targets)
     layer = max(num_layers - 2, 0) if layer is None else layer
     chosen = Selection(layer=layer, heads=heads).resolve(num_layers, num_heads, 1)
     mean = np.isin(np.arange(num_heads), chosen.heads)[None] / len(chosen.heads)
@@ -128,9 +129,10 @@ def align_pairs(
 
 
 def head_error_rates(
-    aligner: Aligner, sources: Sequence[str], targets: Sequence[str], gold: Sequence[str]
+    aligner: Aligner, sources: Iterable[str], targets: Iterable[str], gold: Sequence[str]
 ) -> Float[np.ndarray, "L H"]:
     """Return the error rate of each head. `Run.alignment_error_rates` explains the arguments."""
+    sources, targets = read_pairs(sources, targets)
     references = read_gold(gold, len(sources))
     rates = np.zeros(aligner.count_heads())
     aligned = dict(aligner.align(sources, targets, np.eye(rates.shape[1])))

@@ -6,15 +6,18 @@ maximum translation length, M members.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.errors import UsageError
+from transformer_jax.inference.alignments import Aligner
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import DecodingState, EncoderDecoder, EncoderOutput
 from transformer_jax.model.operations import sum_dtype
 
@@ -76,11 +79,22 @@ class EnsembleModel(EncoderDecoder, kw_only=True):
         return mean_log_probs([logits for logits, _ in steps]), tuple(x for _, x in steps)
 
 
+NO_INSIDE = (
+    "an ensemble has no attention weights or hidden states of its own: use its runs one by one"
+)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Ensemble(Run):
     """Runs that translate together. `ensemble` creates it."""
 
     members: tuple[Run, ...] = ()
+
+    def _aligner(self) -> Aligner:
+        raise UsageError(NO_INSIDE)
+
+    def _pair_translator(self, target: str | None, decode: dict[str, Any]) -> Translator:  # noqa: ARG002
+        raise UsageError(NO_INSIDE)
 
     def __repr__(self) -> str:
         return f"Ensemble({', '.join(map(repr, self.members))})"
@@ -98,7 +112,7 @@ class Ensemble(Run):
         return EnsembleModel(config=shortest.config, members=models, **sizes)
 
 
-def ensemble(runs: Sequence[Run]) -> Ensemble:
+def ensemble(runs: Iterable[Run]) -> Ensemble:
     """Combine runs that share a vocabulary, such as runs that differ only in their seeds.
 
     The result translates, evaluates, and scores like a run. The probability of a token is the mean
@@ -110,8 +124,11 @@ def ensemble(runs: Sequence[Run]) -> Ensemble:
         UsageError: there are no runs, or they differ in the vocabulary, in the data type, or in the
             decoder's start token.
     """
+    runs = list(runs)
     if not runs:
         raise UsageError("an ensemble needs at least one run")
+    if any(not isinstance(run, Run) for run in runs):
+        raise UsageError("an ensemble consists of loaded runs: pass [load(path), ...]")
     first, *others = runs
     for run in others:
         for name, value in _properties(run).items():

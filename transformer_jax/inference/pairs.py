@@ -9,7 +9,7 @@ Shapes: B pairs in a batch, S source positions, T target positions.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +25,9 @@ from transformer_jax.errors import DataError, UsageError, memory_errors
 from transformer_jax.inference.translate import (
     ROWS,
     Translator,
-    check_text,
     group_by_width,
     padded_length,
+    strip_lines,
 )
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.operations import sum_dtype, summarize
@@ -85,32 +85,40 @@ class PairScore(NamedTuple):
         return math.fsum(self.log_probs)
 
 
+def read_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return parallel lines without line endings. See `encode_pairs` for the errors."""
+    if isinstance(sources, str) or isinstance(targets, str):
+        raise UsageError("the sources and the targets must be lists of lines, not single strings")
+    sides = strip_lines(sources, "source"), strip_lines(targets, "target")
+    if len(sides[0]) != len(sides[1]):
+        raise UsageError(f"there are {len(sides[0])} sources, but {len(sides[1])} targets")
+    return sides
+
+
 def encode_pairs(
     model: EncoderDecoder,
     vocabulary: Vocabulary,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    sources: Iterable[str],
+    targets: Iterable[str],
     *,
     truncate: bool = False,
 ) -> Pair:
     """Return the tokens of parallel lines. A blank line is encoded as `EOS`.
 
+    This function issues a note about each side whose text contains unknown tokens.
+
     Raises:
         UsageError: an argument is a single string, or the numbers of lines differ.
         DataError: a line is not valid text, or too long for the model while `truncate` is false.
     """
-    if isinstance(sources, str) or isinstance(targets, str):
-        raise UsageError("the sources and the targets must be lists of lines, not single strings")
-    if len(sources) != len(targets):
-        raise UsageError(f"there are {len(sources)} sources, but {len(targets)} targets")
+    sources, targets = read_pairs(sources, targets)
     encoded: list[Ragged] = []
     longest = model.config.max_lengths
     for side, lines, tokenizer, limit in zip(
         ("source", "target"), (sources, targets), vocabulary, longest, strict=True
     ):
-        for number, line in enumerate(lines, start=1):
-            check_text(f"{side} {number}", line)
         tokens = tokenizer.encode(lines)
+        note_unknown(f"the {side}", tokenizer, lines, Ragged.from_lists(tokens))
         if truncate and limit is not None:
             tokens = [x if len(x) <= limit else [*x[: limit - 1], EOS] for x in tokens]
         encoded.append(Ragged.from_lists(tokens))
@@ -183,8 +191,8 @@ def score_pairs(
     model: EncoderDecoder,
     params: Params,
     vocabulary: Vocabulary,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    sources: Iterable[str],
+    targets: Iterable[str],
 ) -> list[PairScore]:
     """Return the score of each pair of lines, in order. See `encode_pairs` for the errors."""
     pairs = encode_pairs(model, vocabulary, sources, targets)

@@ -1,7 +1,7 @@
 """A trained model and everything needed to use it, as `transformer_jax.load` returns it."""
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -23,7 +23,7 @@ from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.pairs import PairScore, score_pairs
 from transformer_jax.inference.summary import summarize
-from transformer_jax.inference.translate import Hypothesis, Translator
+from transformer_jax.inference.translate import Hypothesis, Translator, strip_lines
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.progress import note
@@ -133,9 +133,11 @@ class Run:
         return Translator(self.model, self.vocabulary, config)
 
     def translate(
-        self, lines: Sequence[str], *, truncate: bool = False, **decode: Option
+        self, lines: Iterable[str], *, truncate: bool = False, **decode: Option
     ) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
+
+        Line endings are not part of a line, so `lines` can be an open file.
 
         Set `truncate` to shorten a line that is too long instead of raising a DataError. The
         arguments in `decode`, such as `beam_size=1`, override fields in `DecodeConfig`. An invalid
@@ -145,7 +147,7 @@ class Run:
         return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
-        self, lines: Sequence[str], num_best: int, *, truncate: bool = False, **decode: Option
+        self, lines: Iterable[str], num_best: int, *, truncate: bool = False, **decode: Option
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
@@ -157,6 +159,8 @@ class Run:
         errors as `translate`.
         """
         translator = self.translator(**decode)
+        # A single string is an error that `check` reports.
+        lines = lines if isinstance(lines, str) else strip_lines(lines, "line")
         translator.check(lines, num_best=num_best, truncate=truncate)
         return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
 
@@ -175,7 +179,7 @@ class Run:
 
         return evaluate(self, split or ("test" if has_split(self, "test") else "dev"), decode)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[PairScore]:
+    def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[PairScore]:
         """Return the log-probability of each target and of its tokens, given its source.
 
         The log-probabilities are in nats, include the end-of-sentence token, and do not depend on
@@ -191,8 +195,8 @@ class Run:
 
     def align(
         self,
-        sources: Sequence[str],
-        targets: Sequence[str],
+        sources: Iterable[str],
+        targets: Iterable[str],
         *,
         layer: int | None = None,
         heads: Collection[SupportsIndex] | None = None,
@@ -216,20 +220,18 @@ class Run:
                 or the numbers of lines differ.
             DataError: a line is not valid text, or too long for the model.
         """
-        aligner = Aligner(self.model, self.params, self.vocabulary)
         selection = {"layer": layer, "heads": heads}
-        return align_pairs(aligner, sources, targets, truncate=truncate, **selection)
+        return align_pairs(self._aligner(), sources, targets, truncate=truncate, **selection)
 
     def alignment_error_rates(
-        self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[str]
+        self, sources: Iterable[str], targets: Iterable[str], gold: Iterable[str]
     ) -> Float[np.ndarray, "layer head"]:
         """Return the alignment error rate of each cross-attention head by itself.
 
         `gold` contains one line for each pair, as in `alignment_error_rate`. This method raises the
         same errors as `align` and `alignment_error_rate`.
         """
-        aligner = Aligner(self.model, self.params, self.vocabulary)
-        return head_error_rates(aligner, sources, targets, gold)
+        return head_error_rates(self._aligner(), sources, targets, list(gold))
 
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
@@ -262,6 +264,9 @@ class Run:
         """
         translator = self._pair_translator(target, decode)
         return compute_hidden_states(translator, self.params, source, target, truncate=truncate)
+
+    def _aligner(self) -> Aligner:
+        return Aligner(self.model, self.params, self.vocabulary)
 
     def _pair_translator(self, target: str | None, decode: dict[str, Option]) -> Translator:
         if target is not None and decode:

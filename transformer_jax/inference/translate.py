@@ -6,7 +6,7 @@ is compiled once for each width.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -271,6 +271,19 @@ class Translator:
             for rank, (text, score) in enumerate(zip(texts, scores, strict=True))
             if rank == 0 or score > NEG_INF / 2
         ]
+
+
+def strip_lines(lines: Iterable[str], name: str) -> list[str]:
+    """Return lines without their line endings, for example the lines of an open file.
+
+    Raises:
+        UsageError: an item is not a string.
+        DataError: a line is not UTF-8.
+    """
+    checked = list(lines)
+    for number, line in enumerate(checked, start=1):
+        check_text(f"{name} {number}", line)
+    return [line.removesuffix("\n").removesuffix("\r") for line in checked]
 
 
 def check_text(name: str, line: object) -> None:

@@ -36,6 +36,7 @@ from transformer_jax.remote.buckets import Bucket, Entry
 from transformer_jax.remote.lease import Lease, lease_seconds
 
 URL = re.compile(r"(gs|s3):/+(.+)")
+EMPTY_URL = re.compile(r"(gs|s3):/*")
 ROOT, SUMS, METADATA = "remote", "SHA256SUMS", "checkpoint.json"
 # A file in a checkpoint. The groups are the checkpoint's folder and the rest of the path.
 CHECKPOINT_FILE = re.compile(r"((?:.*/)?checkpoints/[0-9]+)/(.+)")
@@ -55,6 +56,8 @@ def local_path(path: str | Path) -> Path:
         StorageError: the bucket cannot be read.
     """
     match = URL.fullmatch(str(path))
+    if EMPTY_URL.fullmatch(str(path)):
+        raise UsageError(f"{path} names no bucket: write a URL such as gs://my-bucket/run")
     if match is None:
         path = Path(expand_path(str(path)))
         find_url(path)

@@ -101,6 +101,20 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) is float
 
 
+def _is_altered(line: bytes) -> bool:
+    """Return whether a line is complete, although its CRC does not match it."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        return line.endswith(b"\n") and CRC in json.loads(line.decode())
+    return False
+
+
+def _damaged(path: Path, number: int) -> StorageError:
+    return StorageError(
+        f"{path} line {number} is not a report, or differs from what was written: remove the line "
+        "to resume"
+    )
+
+
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
@@ -112,14 +126,14 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
 
     Raises:
         StorageError: the file cannot be accessed, or it contains an invalid line before a valid
-            report whose step is at most `step`.
+            report whose step is at most `step`, or a complete line that was altered.
     """
     with storage_errors(f"{path} cannot be truncated"):
         if not path.exists():
             _check_number(path, 0, count_expected_reports(path.parent))
             return
         reports: list[str] = []
-        first_bad, latest = 0, dict[str, int]()
+        first_bad, latest, is_altered = 0, dict[str, int](), False
         with path.open("rb") as file:
             lines = iter(lambda: file.readline(MAX_LINE), b"")
             for number, line in enumerate(lines, start=1):
@@ -131,12 +145,13 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
                     or _is_out_of_order(report, latest)
                 ):
                     first_bad = first_bad or number
+                    # A power failure does not leave a complete line.
+                    is_altered = is_altered or _is_altered(line)
                 elif first_bad and report["step"] <= step:
-                    raise StorageError(
-                        f"{path} line {first_bad} is not a report, or differs from what was "
-                        "written: remove the line to resume"
-                    )
+                    raise _damaged(path, first_bad)
                 elif report["step"] < step or (report["step"] == step and split in splits):
                     reports.append(line.decode())
+        if is_altered:
+            raise _damaged(path, first_bad)
         _check_number(path, len(reports), count_expected_reports(path.parent))
         write_text(path, "".join(reports))

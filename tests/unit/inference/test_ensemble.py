@@ -83,6 +83,15 @@ def test_runs_that_differ_in_their_vocabularies_are_rejected(run: Run, tmp_path:
         tj.ensemble([])
 
 
+def test_the_inside_of_an_ensemble_is_that_of_its_runs(run: Run) -> None:
+    both = tj.ensemble(iter([run, run]))
+    for look in (both.attention, both.hidden_states, lambda x: both.align([x], [x])):
+        with pytest.raises(UsageError, match="use its runs one by one"):
+            look("one")
+    with pytest.raises(UsageError, match=r"an ensemble consists of loaded runs: pass \[load"):
+        tj.ensemble([run.folder.path])  # pyrefly: ignore[bad-argument-type]
+
+
 def test_the_command_translates_with_several_runs(
     run: Run, monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from transformer_jax.errors import DataError, UsageError
 from transformer_jax.evaluation.perplexity import perplexity, score_sentences, scoring_batches
 from transformer_jax.inference.pairs import encode_pairs
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.progress import Note
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +124,22 @@ def test_the_command_prints_scores_as_a_table_or_as_json(
         assert value["log_probs"] == floats(score.log_probs).tolist()
     assert main(["score", str(run.folder.path)]) == 2
     assert "score needs two files: --source FILE --target FILE" in capfd.readouterr().err
+
+
+def test_open_files_and_iterators_are_read_as_lists_of_lines(
+    run: Run, lines: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_bytes("\r\n".join([*lines[0], ""]).encode())
+    (tmp_path / "target").write_bytes("\n".join([*lines[1], ""]).encode())
+    with (tmp_path / "source").open(newline="") as source, (tmp_path / "target").open() as target:
+        scores = run.score(source, target)
+    expected = run.score(*lines)
+    assert [score.log_prob for score in scores] == [score.log_prob for score in expected]
+    assert run.translate(iter(lines[0])) == run.translate(lines[0])
+    assert run.translate([f"{line}\n" for line in lines[0]]) == run.translate(lines[0])
+    assert run.align(*map(iter, lines)) == run.align(*lines)
+
+
+def test_unknown_tokens_in_scored_text_are_mentioned(run: Run) -> None:
+    with pytest.warns(Note, match="the target"):
+        run.score(["one"], ["日本"])

@@ -76,6 +76,17 @@ def test_an_invalid_line_is_removed_at_the_end_and_an_error_before_a_report(
         assert metrics.read_bytes() == before
 
 
+def test_an_altered_last_line_is_an_error_and_is_kept(metrics: Path) -> None:
+    reports = [{"step": step, "split": "dev", "loss": 2.5} for step in (10, 20)]
+    lines = "".join(format_report(report) for report in reports).replace(
+        '20, "split": "dev", "loss": 2.5', '20, "split": "dev", "loss": 2.6'
+    )
+    metrics.write_text(lines)
+    with pytest.raises(StorageError, match=r"metrics.jsonl line 2 is not a report, or differs"):
+        truncate_metrics(metrics, 20, BOTH_SPLITS)
+    assert metrics.read_text() == lines
+
+
 def test_a_run_without_reports_stays_without_reports(metrics: Path) -> None:
     truncate_metrics(metrics, 3, BOTH_SPLITS)
     assert not metrics.exists()
