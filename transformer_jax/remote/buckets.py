@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
+from transformer_jax.files import JsonObject
 from transformer_jax.optional import import_optional
 from transformer_jax.progress import note
 
@@ -28,6 +30,8 @@ DEFAULT_RETRY_SECONDS = 150.0
 PAUSES = 0.5, 15.0
 # How many times to read an object whose contents do not match its digest.
 MAX_READS = 4
+# gcsfs uploads larger objects in chunks.
+MULTIPART_BYTES = 5 << 20
 DIGEST = "sha256"
 T = TypeVar("T")
 
@@ -93,15 +97,14 @@ class Bucket:
         return self._attempt(find, "listed")
 
     def read(self, name: str) -> bytes | None:
-        """Return the contents of a small object, or None if there is no such object."""
+        """Return the contents of a small object, or None if there is no such object.
 
-        def read() -> bytes | None:
-            try:
-                return self._files.cat_file(self._path(name))
-            except FileNotFoundError:
-                return None
-
-        return self._attempt(read, "read")
+        Raises:
+            StorageError: see `download`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "object"
+            return path.read_bytes() if self.download(name, path) else None
 
     def download(self, name: str, path: Path, *, keeps_damaged: bool = False) -> bool:
         """Write an object to a file, and return whether the object exists.
@@ -150,7 +153,9 @@ class Bucket:
         options["metadata" if self._scheme == "gs" else "Metadata"] = metadata
 
         def write() -> None:
-            if isinstance(content, Path):
+            if self._scheme == "gs" and _breaks_multipart(content):
+                self._upload_in_chunks(name, content, options)
+            elif isinstance(content, Path):
                 self._files.put_file(str(content), self._path(name), **options)
             else:
                 self._files.pipe_file(self._path(name), content, **options)
@@ -182,6 +187,16 @@ class Bucket:
         synchronize = import_optional("fsspec.asyn").sync
         found = synchronize(self._files.loop, self._files._get_object, self._path(name))
         return found.get("metadata", {}).get(DIGEST)
+
+    def _upload_in_chunks(self, name: str, content: bytes | Path, options: JsonObject) -> None:
+        """Create or replace an object with a resumable upload, in one chunk."""
+        core, run = import_optional("gcsfs.core"), import_optional("fsspec.asyn").sync
+        data = content if isinstance(content, bytes) else content.read_bytes()
+        kind = "application/octet-stream"
+        start = core.initiate_upload
+        arguments = self._files, self._bucket, self._path(name).partition("/")[2], kind
+        place = run(self._files.loop, start, *arguments, **options)
+        run(self._files.loop, core.upload_chunk, self._files, place, data, 0, len(data), kind)
 
     def _check_exists(self) -> None:
         """Raise a StorageError if the bucket does not exist."""
@@ -267,6 +282,19 @@ def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
     # `Bucket` repeats requests itself and prints a note.
     files.retries = 1
     return files
+
+
+def _breaks_multipart(content: bytes | Path) -> bool:
+    """Return whether gcsfs would upload a small object such that a server may change it.
+
+    gcsfs separates an object from the end of the request by a line feed and a fixed boundary. A
+    carriage return at the end of the object then looks like a part of the separator.
+    """
+    if isinstance(content, Path):
+        if content.stat().st_size >= MULTIPART_BYTES:
+            return False
+        content = content.read_bytes()
+    return content.endswith(b"\r") or b"--==0==" in content
 
 
 def parse_json(content: bytes | None) -> dict[str, Any]:

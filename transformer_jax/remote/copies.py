@@ -43,6 +43,7 @@ CHECKPOINT_FILE = re.compile(r"((?:.*/)?checkpoints/[0-9]+)/(.+)")
 NUM_THREADS = 8
 # A listing can become outdated while its files are downloaded.
 MAX_LISTINGS = 5
+MAX_REPAIRS = 3
 Stamp: TypeAlias = tuple[int, int]
 """The size of a local file and the time of its last change, which identify its contents."""
 
@@ -90,9 +91,12 @@ def repair(checkpoint: Path) -> bool:
     with contextlib.suppress(OSError):
         lines = (checkpoint / SUMS).read_text("utf-8", "replace").splitlines()
         listed = {tuple(line.split("  ", 1)[::-1]) for line in lines}
-        names = _safe(bucket.list())
-        different = [name for name in names if (name, _digest(checkpoint / name)) not in listed]
-        _each(different, lambda x: bucket.download(x, checkpoint / x, keeps_damaged=True))
+        for _ in range(MAX_REPAIRS):
+            names = _safe(bucket.list())
+            different = [x for x in names if (x, _digest(checkpoint / x)) not in listed]
+            if set(different) <= {SUMS}:
+                break
+            _each(different, lambda x: bucket.download(x, checkpoint / x, keeps_damaged=True))
     return True
 
 

@@ -35,6 +35,13 @@ def test_objects_can_be_written_listed_read_and_deleted(
     assert list(bucket.list()) == ["d e+f"]
 
 
+@pytest.mark.parametrize("content", [b"", b"a\r", b"\r\n", b"a\n--==0==\nb", b"--==0==--", b"\x00"])
+def test_every_content_is_stored_unchanged(content: bytes, server: BucketServer) -> None:
+    bucket = Bucket(server.url("a"))
+    bucket.write("x", content)
+    assert bucket.read("x") == content
+
+
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_an_object_that_must_be_new_replaces_no_other(server: BucketServer) -> None:
     bucket = Bucket(server.url("a"))
