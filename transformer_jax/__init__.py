@@ -51,6 +51,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.errors import (
+    BackendError,
     ConfigError,
     DataError,
     DivergedError,
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddPositions",
     "Attention",
+    "BackendError",
     "Config",
     "ConfigError",
     "DataConfig",

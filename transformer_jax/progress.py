@@ -82,4 +82,6 @@ def note(text: str) -> None:
     # In a script, `__package__` is None.
     while frame is not None and str(frame.f_globals.get("__package__")).startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(show_paths(text), Note, stacklevel=level)
+    # Paths can contain bytes that are not UTF-8.
+    shown = show_paths(text).encode(errors="backslashreplace").decode()
+    warnings.warn(shown, Note, stacklevel=level)

@@ -127,8 +127,6 @@ def ensemble(runs: Iterable[Run]) -> Ensemble:
     runs = list(runs)
     if not runs:
         raise UsageError("an ensemble needs at least one run")
-    if any(not isinstance(run, Run) for run in runs):
-        raise UsageError("an ensemble consists of loaded runs: pass [load(path), ...]")
     first, *others = runs
     for run in others:
         for name, value in _properties(run).items():

@@ -81,10 +81,10 @@ def test_an_altered_last_line_is_an_error_and_is_kept(metrics: Path) -> None:
     lines = "".join(format_report(report) for report in reports).replace(
         '20, "split": "dev", "loss": 2.5', '20, "split": "dev", "loss": 2.6'
     )
-    metrics.write_text(lines)
+    metrics.write_text(lines, "utf-8")
     with pytest.raises(StorageError, match=r"metrics.jsonl line 2 is not a report, or differs"):
         truncate_metrics(metrics, 20, BOTH_SPLITS)
-    assert metrics.read_text() == lines
+    assert metrics.read_text("utf-8") == lines
 
 
 def test_a_run_without_reports_stays_without_reports(metrics: Path) -> None:
