@@ -41,6 +41,7 @@ SWEEP = {
         train={
             "steps": 4000,
             "warmup_steps": 1000,
+            "peak_learning_rate": 0.0028,
             "clip_norm": 1.0,
             "checkpoint_every": 250,
             "bleu_every": 16,
@@ -53,6 +54,7 @@ SWEEP = {
         train={
             "steps": 10_000,
             "warmup_steps": 2000,
+            "peak_learning_rate": 0.002,
             "clip_norm": 1.0,
             "checkpoint_every": 500,
             "bleu_every": 20,

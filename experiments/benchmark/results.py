@@ -13,7 +13,7 @@ from typing import Any
 from experiments.benchmark.measurements import Benchmark, Measurement, read_benchmark
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import DataError, UsageError, storage_errors
-from transformer_jax.files import write_json
+from transformer_jax.files import write_text
 from transformer_jax.reports import tables
 from transformer_jax.runs.versions import installed_versions, source_commit
 
@@ -83,7 +83,7 @@ class Results:
         path = folder / f"{self.command}-{stamp}.json"
         with storage_errors(f"{path} cannot be written"):
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, self.to_dict())
+            write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
             path.with_suffix(".md").write_text(to_markdown(self), "utf-8")
         return path
 

@@ -1,9 +1,10 @@
 """Compile a training step for devices that this machine does not have, and inspect the program."""
 
+import contextlib
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -76,6 +77,17 @@ def check_attention(config: Config, target: Target) -> None:
         raise UsageError(message, FULL_ATTENTION)
 
 
+@contextlib.contextmanager
+def _cudnn_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if NO_CUDNN not in str(error):
+            raise
+        advice = install_command("JAX's CUDA plugin")
+        raise UsageError(f"JAX cannot find cuDNN: {advice}, or use ", FULL_ATTENTION) from error
+
+
 def compile_step(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
@@ -87,7 +99,8 @@ def compile_step(
     data = config.data
     model = build_model(config.model, data.vocab_size, data.source_vocab_size)
     sharding = SHARDINGS[config.train.parallelism](devices)
-    state = jax.eval_shape(lambda: init_state(model, config.train))
+    with _cudnn_errors():
+        state = jax.eval_shape(lambda: init_state(model, config.train))
     batch = sharding.abstract_batch(bucket)
     count = len(devices)
     rows = -(-bucket.rows // count) * count
@@ -95,11 +108,9 @@ def compile_step(
     start = time.perf_counter()
     compiled, peak_bytes = None, None
     try:
-        compiled = sharding.compile(TrainStep(model, config.train), state, batch)
+        with _cudnn_errors():
+            compiled = sharding.compile(TrainStep(model, config.train), state, batch)
     except RuntimeError as error:
-        if NO_CUDNN in str(error):
-            advice = install_command("JAX's CUDA plugin")
-            raise UsageError(f"JAX cannot find cuDNN: {advice}, or use ", FULL_ATTENTION) from error
         if not is_out_of_memory(error):
             raise
         peak_bytes = _required_bytes(str(error))

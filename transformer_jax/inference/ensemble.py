@@ -79,9 +79,7 @@ class EnsembleModel(EncoderDecoder, kw_only=True):
         return mean_log_probs([logits for logits, _ in steps]), tuple(x for _, x in steps)
 
 
-NO_INSIDE = (
-    "an ensemble has no attention weights or hidden states of its own: use its runs one by one"
-)
+NO_INSIDE = "an ensemble does not have attention weights or hidden states: use its runs one by one"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
