@@ -40,6 +40,7 @@ from experiments.benchmark.workloads import (
 )
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError, SweepFailedError, UsageError
+from transformer_jax.files import DIGEST
 from transformer_jax.inference.trained_run import load
 from transformer_jax.training.flops import step_flops
 
@@ -495,6 +496,7 @@ def test_serve_refuses_sizes_and_runs_without_text(
     description = tmp_path / "run" / "run.json"
     data = json.loads(description.read_text("utf-8"))
     data["config"]["data"]["dev"] = ["missing.en", "missing.de"]
+    del data[DIGEST]
     description.write_text(json.dumps(data), "utf-8")
     assert main(["decode", "--serve", run, "--out", str(tmp_path)]) == 2
     assert "is not available: use a run whose text is here" in capsys.readouterr().err

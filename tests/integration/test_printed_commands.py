@@ -248,7 +248,9 @@ def test_the_example_in_the_help_can_be_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = printed_commands(run("train", "--help"))
+    # The first line describes the usage.
+    usage, *commands = printed_commands(run("train", "--help"))
+    assert usage[:2] == ["train", "[-h]"]
     assert [command[:2] for command in commands] == [["train", "tiny"], ["train", "--help-all"]]
     for command in commands:
         run(*command)

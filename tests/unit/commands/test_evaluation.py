@@ -158,7 +158,7 @@ def test_the_command_line_compares_two_runs(
     )
     # Both comparisons use the same translations, so only one baseline file is saved.
     [saved] = folder.glob("baseline-run-*.json")
-    assert json.loads(saved.read_text()) == baseline
+    assert read_json(saved) == baseline
     lines = saved.with_suffix(".txt").read_text("utf-8").split("\n")[:-1]
     references = (folder / "reference.txt").read_text("utf-8").split("\n")[:-1]
     scores = score(lines, references, tokenizer="char")
