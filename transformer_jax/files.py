@@ -218,7 +218,7 @@ def read_json(path: Path) -> JsonObject:
     try:
         fields = json.loads(content)
         if not isinstance(fields, dict):
-            raise TypeError(f"it contains a {type(fields).__name__} instead of an object")
+            raise TypeError("it does not contain a JSON object")
         # The field may have moved into another object, so look for its name anywhere.
         if DIGEST.encode() in content and fields.pop(DIGEST, None) != _digest(fields):
             raise StorageError(

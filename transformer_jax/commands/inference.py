@@ -129,6 +129,8 @@ class Translate(RunCommand):
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
+        if self.alignments is not None:
+            run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.
         count = 1 if self.n_best is None else self.n_best
         translator = run.translator(**self.decode_changes)

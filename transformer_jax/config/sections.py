@@ -485,10 +485,11 @@ class TrainConfig(ConfigSection):
     """Maximum global norm of the gradients. Differs from the paper, which does
     not mention clipping."""
     ema_decay: Annotated[float | None, PROBABILITY, NUMBER] = None
-    """Evaluate an exponential moving average of the parameters, in which each step
-    multiplies earlier parameters by this number, such as 0.999. At step t, the number is at most (1
-    + t) / (10 + t), as in TensorFlow, so that the average soon forgets the initial parameters.
-    Differs from the paper, which averages checkpoints (decode.average_checkpoints)."""
+    """Evaluate an exponential moving average of the parameters. Each step multiplies
+    the average by this number, such as 0.999, but in step t at most by
+    (1 + t) / (10 + t), as in TensorFlow. Therefore, the initial parameters have
+    little weight. Differs from the paper, which averages checkpoints
+    (decode.average_checkpoints)."""
     loss: Annotated[str, PartName("cross_entropy")] = "cross_entropy"
     """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
     and train.z_loss."""

@@ -177,10 +177,10 @@ class SplitWriter:
 
     def _read_chunks(self, done: int) -> Iterator[Chunk]:
         """Read all samples of the text, except for the first `done` pairs."""
-        count = self.corpus.count(self.split)
+        first, start = divmod(done, max(self.corpus.count(self.split), 1))
         samples = (
-            self.corpus.read(self.split, max(done - sample * count, 0))
-            for sample in range(done // max(count, 1), self.num_samples)
+            self.corpus.read(self.split, start if sample == first else 0)
+            for sample in range(first, self.num_samples)
         )
         for pairs in _chunks(itertools.chain.from_iterable(samples)):
             yield Chunk(done, self._check_lines(pairs))

@@ -79,7 +79,9 @@ class EnsembleModel(EncoderDecoder, kw_only=True):
         return mean_log_probs([logits for logits, _ in steps]), tuple(x for _, x in steps)
 
 
-NO_INSIDE = "an ensemble does not have attention weights or hidden states: use its runs one by one"
+USE_MEMBERS = (
+    "an ensemble does not have attention weights or hidden states: use its runs one by one"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,10 +91,10 @@ class Ensemble(Run):
     members: tuple[Run, ...] = ()
 
     def _aligner(self) -> Aligner:
-        raise UsageError(NO_INSIDE)
+        raise UsageError(USE_MEMBERS)
 
     def _pair_translator(self, target: str | None, decode: dict[str, Any]) -> Translator:  # noqa: ARG002
-        raise UsageError(NO_INSIDE)
+        raise UsageError(USE_MEMBERS)
 
     def __repr__(self) -> str:
         return f"Ensemble({', '.join(map(repr, self.members))})"

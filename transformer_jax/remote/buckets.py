@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformer_jax.errors import StorageError, UsageError, summarize_error
+from transformer_jax.errors import StorageError, summarize_error
 from transformer_jax.files import JsonObject
 from transformer_jax.optional import import_optional
 from transformer_jax.progress import note
@@ -33,10 +33,8 @@ MAX_READS = 4
 # gcsfs uploads larger objects in chunks.
 MULTIPART_BYTES = 5 << 20
 DIGEST = "sha256"
+LIBRARIES = ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio")
 T = TypeVar("T")
-
-for library in ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio"):
-    logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 class PreconditionError(Exception):
@@ -59,13 +57,11 @@ class Bucket:
         """Store the URL without sending a request.
 
         Raises:
-            UsageError: the URL does not name a bucket, or gcsfs or s3fs is not installed.
+            UsageError: gcsfs or s3fs is not installed.
         """
         self.url = url.rstrip("/")
         self._scheme, _, self._root = self.url.partition("://")
         self._bucket = self._root.partition("/")[0]
-        if not self._bucket:
-            raise UsageError(f"{url} names no bucket: write {self._scheme}://BUCKET/RUN")
         variables = ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
         servers = tuple(map(os.environ.get, variables))
         self._files: Any = _open_file_system(self._scheme, servers)
@@ -260,12 +256,14 @@ class Bucket:
             ) from error
         if isinstance(error, OSError) and error.filename and Path(error.filename).is_absolute():
             raise StorageError(f"{problem}{summarize_error(error)}") from error
-        return
 
 
 @functools.cache
 def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
     """Return the client for a scheme. `_servers` is part of the key of the cache."""
+    # `Bucket` reports the errors that these libraries would also log.
+    for library in LIBRARIES:
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     feature = f"a folder at {scheme}://"
     if scheme == "gs":
         # By default, `gcsfs` selects a class that requests each bucket's type over gRPC.

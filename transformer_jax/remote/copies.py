@@ -35,8 +35,7 @@ from transformer_jax.remote import lease
 from transformer_jax.remote.buckets import Bucket, Entry
 from transformer_jax.remote.lease import Lease, lease_seconds
 
-URL = re.compile(r"(gs|s3):/+(.+)")
-EMPTY_URL = re.compile(r"(gs|s3):/*")
+URL = re.compile(r"(gs|s3):(?:/+(.*))?")
 ROOT, SUMS, METADATA = "remote", "SHA256SUMS", "checkpoint.json"
 # A file in a checkpoint. The groups are the checkpoint's folder and the rest of the path.
 CHECKPOINT_FILE = re.compile(r"((?:.*/)?checkpoints/[0-9]+)/(.+)")
@@ -57,13 +56,15 @@ def local_path(path: str | Path) -> Path:
         StorageError: the bucket cannot be read.
     """
     match = URL.fullmatch(str(path))
-    if EMPTY_URL.fullmatch(str(path)):
-        raise UsageError(f"{path} names no bucket: write a URL such as gs://my-bucket/run")
     if match is None:
         path = Path(expand_path(str(path)))
-        find_url(path)
+        if ROOT in path.parts:
+            # The path can be that of a local copy, which messages show as a URL.
+            _root()
         return path
-    parts = PurePosixPath(match[2]).parts
+    parts = PurePosixPath(match[2] or "").parts
+    if not parts:
+        raise UsageError(f"{path} names no bucket: write a URL such as {match[1]}://my-bucket/run")
     if any(is_stray(part) for part in parts):
         raise UsageError(f"{match[1]}://{match[2]} contains a name that runs cannot have")
     folder = _root().joinpath(match[1], *parts)

@@ -101,8 +101,8 @@ def is_number(value: object) -> TypeGuard[float]:
     return type(value) is float
 
 
-def _is_altered(line: bytes) -> bool:
-    """Return whether a line is complete, although its CRC does not match it."""
+def _is_complete(line: bytes) -> bool:
+    """Return whether a line is JSON with a CRC, even if the CRC is wrong."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         return line.endswith(b"\n") and CRC in json.loads(line.decode())
     return False
@@ -146,7 +146,7 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
                 ):
                     first_bad = first_bad or number
                     # A power failure does not leave a complete line.
-                    is_altered = is_altered or _is_altered(line)
+                    is_altered = is_altered or _is_complete(line)
                 elif first_bad and report["step"] <= step:
                     raise _damaged(path, first_bad)
                 elif report["step"] < step or (report["step"] == step and split in splits):

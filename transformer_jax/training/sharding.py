@@ -208,9 +208,10 @@ class PmapDataParallel(DataParallel):
         axes = {"axis_name": self.axis, "in_axes": (None, None, 0), "out_axes": None}
         mapped = jax.pmap(function, **axes, donate_argnums=0, devices=self.devices)
         # If there are multiple processes, `jax.pmap` can be lowered only with concrete arrays.
-        arguments = state, self.place_state(step.make_numbers())
         if jax.process_count() == 1:
             arguments = self.abstract_state((state, jax.eval_shape(step.make_numbers)))
+        else:
+            arguments = state, self.place_state(step.make_numbers())
         return mapped.lower(*arguments, batch)
 
 

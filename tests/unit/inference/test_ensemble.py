@@ -83,7 +83,7 @@ def test_runs_that_differ_in_their_vocabularies_are_rejected(run: Run, tmp_path:
         tj.ensemble([])
 
 
-def test_the_inside_of_an_ensemble_is_that_of_its_runs(run: Run) -> None:
+def test_an_ensemble_refers_to_its_runs_for_attention_and_hidden_states(run: Run) -> None:
     both = tj.ensemble(iter([run, run]))
     for look in (both.attention, both.hidden_states, lambda x: both.align([x], [x])):
         with pytest.raises(UsageError, match="use its runs one by one"):
@@ -99,5 +99,11 @@ def test_the_command_translates_with_several_runs(
     with text.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         assert main(["translate", str(run.folder.path), "--ensemble", str(other)]) == 0
+        file.seek(0)
+        alignments = ["--alignments", str(tmp_path / "alignments")]
+        command = ["translate", str(run.folder.path), "--ensemble", str(other), *alignments]
+        assert main(command) == 2
     expected = tj.ensemble([run, load(other)]).translate(SOURCES)
+    # The second command fails before it prints a translation.
     assert capfd.readouterr().out.splitlines() == expected
+    assert not (tmp_path / "alignments").exists()

@@ -20,6 +20,14 @@ from transformer_jax.remote.copies import (
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
+@pytest.mark.parametrize("url", ["gs:", "gs://", "s3:/", "s3:///"])
+def test_a_url_without_a_bucket_is_rejected(url: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"{url} names no bucket: write a URL such as {url[:2]}://"
+    ):
+        local_path(url)
+
+
 def write_run(path: Path, steps: dict[int, float | None], keep: int = 3) -> None:
     """Simulate the training of a run: write a report and a checkpoint for each step."""
     with training(path):
