@@ -3,7 +3,6 @@
 The commands run in separate processes, because they need the device's memory.
 """
 
-import json
 import os
 import re
 import resource
@@ -23,7 +22,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted
-from transformer_jax.files import JsonObject, write_json
+from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep
@@ -115,7 +114,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     file, spent = folder / "seconds.json", {"seconds": 0.0, "cpu_seconds": 0.0}
     with suppress(FileNotFoundError):
-        spent |= json.loads(file.read_text("utf-8"))
+        spent |= read_json(file)
     environment = {
         **settings.environment,
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
