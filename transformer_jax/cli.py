@@ -51,7 +51,7 @@ def _dispatch(arguments: list[str]) -> None:
     command_type = COMMANDS[name]
     words = [word for word in rest if word not in HELP_OPTIONS]
     if words != rest:
-        print_help(name, command_type, everything="--help-all" in rest)
+        print_help(name, command_type, words, everything="--help-all" in rest)
         return
     command = parse(name, command_type, words)
     if isinstance(command, ConfigCommand):
@@ -93,6 +93,7 @@ def _usage() -> str:
 def _run_config_command(
     command: ConfigCommand, words: Sequence[str], arguments: Sequence[str]
 ) -> None:
+    """Load the command's configs, apply the options to them, and run the command."""
     changes = given_fields(command.config, words)
     rows = {
         name: Row(row.config.change(**changes), row.paper)

@@ -324,3 +324,14 @@ def test_loading_a_run_imports_nothing_from_its_directory(copy: Path) -> None:
         check=True,
     )
     assert ended.stdout == "8\n"
+
+
+def test_the_help_of_a_hostile_run_is_plain_text(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config("data", languages=["[/b]\x1b]0;owned\x07", "[red]de"])(copy)
+    assert main(["resume", str(copy), "--help-all"]) == 0
+    printed = capsys.readouterr().out
+    assert r"[/b]\x1b]0;owned\x07" in printed
+    assert "[red]de" in printed
+    assert "\x1b" not in printed

@@ -22,7 +22,7 @@ from transformer_jax.cli import main
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.arguments import parse
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from transformer_jax.config.loading import shipped_configs
+from transformer_jax.config.loading import load_config, shipped_configs
 from transformer_jax.data.text_files import data_folder
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.run_folder import FORMAT
@@ -362,6 +362,14 @@ def test_bash_completes_commands_options_values_and_configs(
         ["bash", tmp_path / "script"], capture_output=True, text=True, check=False
     )
     assert (set(ended.stdout.split()), ended.stderr) == (completed, "")
+
+
+def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["params", "tiny", "--help"])
+    out = capsys.readouterr().out
+    steps = re.search(r"--train\.steps INT.*?default: (\d+)", out, re.DOTALL)
+    assert steps is not None
+    assert int(steps[1]) == load_config("tiny").train.steps
 
 
 # The package

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args
@@ -18,12 +18,7 @@ from tyro import _errors as tyro_errors
 from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import (
-    ConfigSection,
-    TypeForm,
-    annotations,
-    did_you_mean,
-)
+from transformer_jax.config.validation import TypeForm, annotations, did_you_mean
 from transformer_jax.errors import UsageError
 from transformer_jax.files import expand_path
 from transformer_jax.remote.copies import local_path
@@ -48,7 +43,11 @@ ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
 
 def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
-    """Create a command from the words that follow its name. Config fields are not checked yet."""
+    """Create a command from the words that follow its name. Config fields are not checked yet.
+
+    Raises:
+        UsageError: an option does not exist, or its value is missing or invalid.
+    """
     fields = annotations(command_type)
     own = [word for before, word in zip(["", *words], words, strict=False) if before != "--grid"]
     for word in filter(ASSIGNMENT.fullmatch, own if "config" in fields else ()):
@@ -103,7 +102,9 @@ def make_default(command_type: type[T]) -> T:
     """Return a default command, whose config accepts every combination of values."""
     if "config" not in annotations(command_type):
         return tyro.MISSING_NONPROP
-    return unchecked(command_type)
+    sections = {key: unchecked(form) for key, (form, _) in annotations(Config).items()}
+    make: Callable[..., T] = command_type
+    return make(config=unchecked(Config, **sections))
 
 
 def as_option(field: str) -> str:
@@ -130,13 +131,8 @@ def given_fields(config: Config, words: Sequence[str]) -> dict[str, dict[str, ob
     }
 
 
-def unchecked(cls: type[T]) -> T:
-    """Return a default instance whose config accepts every combination of values."""
-    fields = {
-        key: unchecked(form) if issubclass(form, Config | ConfigSection) else form()
-        for key, (form, _) in annotations(cls).items()
-        if dataclasses.is_dataclass(form)
-    }
+def unchecked(cls: type, **fields: object) -> object:
+    """Return an instance of a subclass that accepts every combination of values."""
     return type(cls.__name__, (cls,), {"__post_init__": lambda _: None})(**fields)
 
 
@@ -156,6 +152,7 @@ def list_options(command_type: type, prefix: str = "") -> Iterator[str]:
 def _report(
     event: tyro_errors.ParseErrorEvent, *, name: str, command_type: type, words: Sequence[str]
 ) -> NoReturn:
+    """Raise a UsageError that describes one of tyro's errors."""
     match event:
         case tyro_errors.MissingArgs():
             raise _missing(name, command_type)

@@ -14,7 +14,7 @@ import docstring_parser
 import tyro
 from tyro.conf import Positional, Suppress
 
-from transformer_jax.commands.arguments import list_options, make_default
+from transformer_jax.commands.arguments import list_options, make_default, parse, unchecked
 from transformer_jax.commands.base import ConfigCommand, PathCommand
 from transformer_jax.config import Config
 from transformer_jax.config.loading import shipped_configs
@@ -39,12 +39,16 @@ complete -o default -F _transformer_jax transformer-jax
 """
 
 
-def print_help(name: str, command_type: Command, *, everything: bool) -> None:
-    """Print a command's help."""
+def print_help(name: str, command_type: Command, words: Sequence[str], *, everything: bool) -> None:
+    """Print a command's help. If a config is given, show its values as the defaults."""
     _join_lines(command_type)
-    shown = None
+    default, shown = make_default(command_type), None
     end = "\n--import FILE executes a Python file that registers parts; repeat it for other files"
     if issubclass(command_type, ConfigCommand):
+        if words:
+            default = parse(name, command_type, words)
+            config = next(iter(default.load_rows().values())).config
+            default = dataclasses.replace(default, config=config)
         end += f"\nshipped configs: {', '.join(_shipped_names())}"
         if command_type.common and not everything:
             shown = command_type.common
@@ -54,6 +58,8 @@ def print_help(name: str, command_type: Command, *, everything: bool) -> None:
             )
             end += f"\ntransformer-jax {name} --help-all shows all {count} options"
     help_type = _adapt(command_type, shown)
+    if default is not tyro.MISSING_NONPROP:
+        default = _convert(default, help_type)
     text = io.TextIOWrapper(io.BytesIO(), stdout.encoding)
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         tyro.cli(
@@ -61,14 +67,19 @@ def print_help(name: str, command_type: Command, *, everything: bool) -> None:
             prog=f"transformer-jax {name}",
             description=inspect.getdoc(command_type),
             args=["--help"],
-            default=make_default(help_type),
+            default=default,
         )
+    # The console escapes control characters, which may occur in a run's config.
     text.seek(0)
     stdout.print(f"{text.read()}{end}".rstrip())
 
 
 def completion_script(shells: Sequence[str], commands: Mapping[str, Command]) -> str:
-    """Return a shell script that completes commands, options, and the names of shipped configs."""
+    """Return a shell script that completes commands, options, and the names of shipped configs.
+
+    Raises:
+        UsageError: `shells` is not one of the supported shells.
+    """
     if len(shells) != 1 or shells[0] not in SHELLS:
         raise UsageError(
             f"completion needs a shell: transformer-jax completion {' or '.join(SHELLS)}"
@@ -127,6 +138,17 @@ def _adapt(
         forms[key] = Annotated[form, hint, *metadata, Suppress if hidden else None]
     names = {"__annotations__": forms, "__doc__": cls.__doc__, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), names)
+
+
+def _convert(value: object, cls: type) -> object:
+    """Return an instance, with the same values, of a class that `_adapt` created."""
+    fields = {
+        key: _convert(getattr(value, key), form)
+        if dataclasses.is_dataclass(form)
+        else getattr(value, key)
+        for key, (form, _) in annotations(cls).items()
+    }
+    return unchecked(cls, **fields)
 
 
 def _join_lines(cls: type) -> None:
