@@ -56,7 +56,7 @@ def print_help(name: str, command_type: Command, words: Sequence[str], *, everyt
             end += (
                 f"\nexample: transformer-jax {command_type.example}" if command_type.example else ""
             )
-            end += f"\ntransformer-jax {name} --help-all shows all {count} options"
+            end += f"\nall {count} options: transformer-jax {name} --help-all"
     help_type = _adapt(command_type, shown)
     if default is not tyro.MISSING_NONPROP:
         default = _convert(default, help_type)
