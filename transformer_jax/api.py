@@ -12,7 +12,7 @@ from rich.console import Console
 from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
-from transformer_jax.config.rows import FieldValue
+from transformer_jax.config.rows import FieldValue, with_control
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
@@ -176,6 +176,7 @@ def sweep(
     *,
     seeds: int = 3,
     rows: Sequence[str] | None = None,
+    control: bool = False,
     tune: tuple[str, Sequence[FieldValue]] | None = None,
     devices: int | None = None,
     group: int | None = None,
@@ -192,6 +193,8 @@ def sweep(
         path: the sweep's folder.
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
+        control: also train a copy of the first row with other seeds, so that the report shows how
+            large a difference between two identical models looks.
         tune: a config field and at least two values, such as `("train.learning_rate_scale", [0.5,
             1])`. For each row, the sweep trains a run with each value, and then uses the value with
             the lowest perplexity on the development set.
@@ -210,7 +213,7 @@ def sweep(
         SweepFailedError: a run failed.
     """
     check_not_importing("sweep")
-    named = read_rows(configs)
+    named = with_control(read_rows(configs)) if control else read_rows(configs)
     tuning = None if tune is None else plan_tuning(named, *tune)
     planned = plan_sweep(Path(expand_path(str(path))), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])

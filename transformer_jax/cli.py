@@ -9,7 +9,6 @@ from transformer_jax.commands.arguments import given_fields, parse
 from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.commands.help import completion_script, print_help
 from transformer_jax.commands.training import TrainingCommand
-from transformer_jax.config import Row
 from transformer_jax.config.loading import import_file, import_inherited
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import run_and_report, stderr, stdout, use_utf8
@@ -96,7 +95,7 @@ def _run_config_command(
     """Load the command's configs, apply the options to them, and run the command."""
     changes = given_fields(command.config, words)
     rows = {
-        name: Row(row.config.change(**changes), row.paper)
+        name: dataclasses.replace(row, config=row.config.change(**changes))
         for name, row in command.load_rows().items()
     }
     if isinstance(command, TrainingCommand):

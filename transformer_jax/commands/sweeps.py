@@ -14,7 +14,14 @@ from transformer_jax.commands.tables import format_duration, print_statuses
 from transformer_jax.compilation.environment import configure_environment
 from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
-from transformer_jax.config.rows import Scale, grid_rows, parse_value, scale_rows, split_field
+from transformer_jax.config.rows import (
+    Scale,
+    grid_rows,
+    parse_value,
+    scale_rows,
+    split_field,
+    with_control,
+)
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.resources import Resources
@@ -51,6 +58,9 @@ class Sweep(ConfigCommand):
     seeds: int = 3
     """Number of random seeds per row. A single seed is not enough to show that
     rows differ."""
+    control: FlagCreatePairsOff[bool] = False
+    """Also train a copy of the first row with other seeds. The report then shows
+    how large a difference between two identical models looks."""
     tune: Annotated[tuple[str, ...], arg(metavar="FIELD VALUE VALUE...")] = ()
     """Choose the value of a field, such as `train.learning_rate_scale 0.5 1 2`, for
     each row. Each row gets one trial for each value. The trial with the lowest
@@ -104,7 +114,8 @@ class Sweep(ConfigCommand):
                     f"--grid needs a config with one row, such as FILE:ROW, got {names}"
                 )
             rows = grid_rows(next(iter(rows.values())), self.grid)
-        return scale_rows(rows, self.scale)
+        rows = scale_rows(rows, self.scale)
+        return with_control(rows) if self.control else rows
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.versions import source_commit

@@ -23,6 +23,7 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
     "small": (4, 2),
     "tiny": (8, 2),
 }
+CONTROL = "control"
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 DEPTHS = ("num_layers", "num_decoder_layers")
 FieldValue = bool | int | float | str | None
@@ -80,6 +81,17 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
         name = "+".join(f"{key}-{x}" for (_, key), x in zip(choices, values, strict=True))
         rows[name] = Row(row.config.change(**changes))
     return rows
+
+
+def with_control(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Add a negative control to a sweep: a copy of the first row, named "control".
+
+    Raise ConfigError if another row has this name.
+    """
+    control = Row(next(iter(rows.values())).config, is_control=True)
+    if rows.get(CONTROL, control) != control:
+        raise ConfigError(f"a sweep with a control cannot have another row named {CONTROL!r}")
+    return {**rows, CONTROL: control}
 
 
 def with_sections(

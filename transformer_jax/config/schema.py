@@ -207,6 +207,9 @@ class Row:
 
     config: Config
     paper: Paper = Paper()
+    is_control: bool = False
+    """Whether this row is a negative control: a copy of the first row that is trained with other
+    seeds. The true difference between these two rows is 0."""
 
 
 def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:

@@ -18,11 +18,11 @@ WORDS: dict[Verdict, tuple[str, str]] = {
 
 def question(results: Results) -> str:
     """Return the question that a report answers."""
-    others = len(results.rows) - 1
+    others = len(results.compared)
     if not others:
         return f"How good is {results.base.name}?"
     rows = f"which of the {others} other rows differ" if others > 1 else "does the other row differ"
-    pairs = itertools.product(list(results.rows)[1:], LABELS)
+    pairs = itertools.product(results.compared, LABELS)
     has_paper = any(results.paper_difference(*pair) is not None for pair in pairs)
     paper = ", and are the differences those in the paper" if has_paper else ""
     return f"{rows[0].upper()}{rows[1:]} from {results.base.name}{paper}?"
@@ -35,7 +35,35 @@ def summarize(results: Results) -> list[str]:
     if len(results.splits) > 1:
         other = " Settings may have been chosen on the development set, which is reported below."
     sentences = [f"These answers use the {_name(split)} set.{other}"]
-    return sentences + [x for score in LABELS if (x := _compare_claims(results, score, split))]
+    sentences += [x for score in LABELS if (x := _compare_claims(results, score, split))]
+    controls = [name for name, row in results.rows.items() if row.is_control]
+    return sentences + [x for name in controls if (x := _describe_control(results, name, split))]
+
+
+def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
+    """Return how large the difference between two identical rows looks."""
+    parts: list[str] = []
+    significant: list[str] = []
+    for score, label in LABELS.items():
+        control = results.compare(name, score, split)
+        if control.difference is None:
+            continue
+        others = [results.compare(x, score, split).difference for x in results.compared]
+        smaller = [x for x in others if x is not None and abs(x) <= abs(control.difference)]
+        rows = f"{len(smaller)} of {len(others)} rows differ by no more" if others else ""
+        parts.append(f"by {_describe(control, score)} in {label}{f' ({rows})' if rows else ''}")
+        if _judge(control, score) in ("worse", "better"):
+            significant.append(label)
+    if not parts:
+        return ""
+    sentence = (
+        f"Control: although {name} is a copy of {results.find_copied(name)} with other seeds, it "
+    )
+    sentence += f"differs {' and '.join(parts)}."
+    if not significant:
+        return sentence
+    labels = " and ".join(significant)
+    return f"{sentence} The interval for {labels} excludes 0, as 5% of such intervals do by chance."
 
 
 def answer(results: Results, name: str) -> str:

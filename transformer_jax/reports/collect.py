@@ -156,6 +156,7 @@ def _collect_row(
         _collect_scores([status for status in done if status.run.seed not in failed]),
         unigram,
         failed,
+        row.is_control,
         has_other_text=not _fingerprints(statuses) <= base_texts,
     )
 

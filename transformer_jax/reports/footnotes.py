@@ -151,6 +151,11 @@ def _explain_columns(results: Results) -> list[str]:
         "which limit the probability of any false difference in one score's column. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
+    if any(row.is_control for row in results.rows.values()):
+        notes.append(
+            "A control's difference has Welch's interval, because its seeds are not those of the "
+            "other rows. The analysis of the other rows does not use the control."
+        )
     last = results.splits[-1]
     if any(results.verdict(name, score, last) for name in results.rows for score in MARGINS):
         notes.append(

@@ -36,7 +36,8 @@ def _list_answers(results: Results) -> str:
     lines = [
         f"<dt>{html.escape(f'{name}: {row.change}' if row.change else name)}</dt>"
         f"<dd>{html.escape(answer(results, name))}</dd>"
-        for name, row in list(results.rows.items())[1:]
+        for name, row in results.rows.items()
+        if name in results.compared
     ]
     return "<dl>\n" + "\n".join(lines) + "\n</dl>" if lines else ""
 

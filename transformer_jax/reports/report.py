@@ -134,7 +134,7 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
 # The heading of each column, and the function that formats the column's cells.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
-    "change": lambda _, row: row.change or "base",
+    "change": lambda _, row: row.change or f"base{', other seeds' if row.is_control else ''}",
     "tuned": lambda r, row: (
         str(r.sweep.tuning.chosen.get(row.name, MISSING)) if r.sweep.tuning else MISSING
     ),
@@ -207,7 +207,9 @@ def list_comparisons(results: Results) -> Table:
     missing = (None, None)
     for split, analyses in results.analyses.items():
         for score, analysis in analyses.items():
-            for name, x in analysis.comparisons.items():
+            controls = [name for name, row in results.rows.items() if row.is_control]
+            for name in (*analysis.comparisons, *controls):
+                x = results.compare(name, score, split)
                 interval, welch = x.interval or missing, x.welch or missing
                 paper = results.paper_difference(name, score)
                 values = [x.difference, *interval, x.p, *welch, paper]
@@ -275,7 +277,7 @@ def make_trial_table(results: Results) -> Table:
 
 
 def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
-    answers = [f"{name}: {answer(results, name)}" for name in list(results.rows)[1:]]
+    answers = [f"{name}: {answer(results, name)}" for name in results.compared]
     parts = [
         f"**{tables.escape_markdown(question(results))}**",
         *map(tables.escape_markdown, summarize(results)),

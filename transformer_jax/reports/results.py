@@ -69,6 +69,8 @@ class RowResult:
     failed: Mapping[int, float]
     """The perplexities of runs that failed to train, keyed by seed. Training counts as failed if
     the perplexity is not finite or exceeds that of a unigram model."""
+    is_control: bool
+    """Whether this row is a copy of the first row with other seeds."""
     has_other_text: bool
     """Whether the row's text or vocabulary differs from the first row's. If so, the two rows'
     perplexities per token are not comparable."""
@@ -113,6 +115,16 @@ class Results:
         return next(iter(self.rows.values()))
 
     @property
+    def compared(self) -> list[str]:
+        """The names of the rows that the report judges: all except the first row and controls."""
+        return [name for name, row in list(self.rows.items())[1:] if not row.is_control]
+
+    def find_copied(self, control: str) -> str:
+        """Return the name of the row that a control copies, which is not always the first row."""
+        config = self.sweep.rows[control].config
+        return next(name for name in self.rows if self.sweep.rows[name].config == config)
+
+    @property
     def statuses(self) -> list[RunStatus]:
         """The statuses of all runs."""
         return [status for row in self.rows.values() for status in row.statuses]
@@ -128,33 +140,32 @@ class Results:
     @functools.cached_property
     def analyses(self) -> Mapping[ScoredSplit, Mapping[PaperScore, Analysis]]:
         """The comparisons of each row with the first row, keyed by set and score."""
+
+        def analyze_score(score: PaperScore, split: ScoredSplit) -> Analysis:
+            names = [self.base.name, *self.compared]
+            if score == "perplexity":
+                names = [name for name in names if not self.rows[name].has_other_text]
+            return analyze({name: self._find_scores(name, score, split) for name in names})
+
         return {
-            split: {
-                "perplexity": analyze(
-                    {
-                        name: {seed: math.log(x) for seed, x in row.find("perplexity", split)}
-                        for name, row in self.rows.items()
-                        if not row.has_other_text
-                    }
-                ),
-                "bleu": analyze({k: dict(row.find("bleu", split)) for k, row in self.rows.items()}),
-            }
+            split: {score: analyze_score(score, split) for score in MARGINS}
             for split in self.splits
         }
 
+    def _find_scores(self, name: str, score: PaperScore, split: ScoredSplit) -> dict[int, float]:
+        """Return a row's BLEU or log perplexity on a set, keyed by seed."""
+        found = self.rows[name].find(score, split)
+        return {seed: math.log(x) if score == "perplexity" else x for seed, x in found}
+
     def contrasts(self, score: PaperScore, split: ScoredSplit) -> list[Contrast]:
         """Return the effects of each field, if the rows are all combinations of several fields."""
-        configs = {name: row.config for name, row in self.sweep.rows.items()}
+        names = (self.base.name, *self.compared)
+        configs = {name: self.sweep.rows[name].config for name in names}
         if (factors := find_factors(configs)) is None:
             return []
-        if score == "perplexity" and any(row.has_other_text for row in self.rows.values()):
+        if score == "perplexity" and any(self.rows[name].has_other_text for name in names):
             return []
-        scores = {
-            name: {
-                s: math.log(x) if score == "perplexity" else x for s, x in row.find(score, split)
-            }
-            for name, row in self.rows.items()
-        }
+        scores = {name: self._find_scores(name, score, split) for name in names}
         return analyze_factors(scores, configs, factors)
 
     def compare(
@@ -162,11 +173,17 @@ class Results:
     ) -> RowComparison:
         """Compare a row's log perplexity or BLEU with that of the first row.
 
-        `split` defaults to the first set, which is the development set if it is analyzed.
+        A control is compared with the row that it copies. Because the two rows have different
+        seeds, the interval is Welch's. `split` defaults to the first set, which is the development
+        set if it is analyzed.
         """
+        split = split or self.splits[0]
+        if self.rows[name].is_control:
+            pair = (self.find_copied(name), name)
+            return analyze({x: self._find_scores(x, score, split) for x in pair}).comparisons[name]
         difference = 0.0 if name == self.base.name else None
         nothing = RowComparison(difference, None, None)
-        analyses = self.analyses.get(split or self.splits[0])
+        analyses = self.analyses.get(split)
         return analyses[score].comparisons.get(name, nothing) if analyses else nothing
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
@@ -198,7 +215,7 @@ class Results:
         """Return each row's difference from the first row in our results and in the paper's."""
         return [
             (ours, paper)
-            for name in list(self.rows)[1:]
+            for name in self.compared
             if (ours := self.compare(name, score, split).difference) is not None
             and (paper := self.paper_difference(name, score)) is not None
         ]

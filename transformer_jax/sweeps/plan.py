@@ -39,6 +39,8 @@ FORMAT = 2
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
+# The difference between a control's seeds and those of the other rows. Trials have other seeds too.
+CONTROL_SEED_OFFSET = 20_000
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ class Sweep:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all runs, in ascending order."""
-        return sorted({run.seed for run in self.runs})
+        """The seeds of all runs except those of a control, in ascending order."""
+        return sorted({run.seed for run in self.runs if not self.rows[run.row].is_control})
 
     def find(self, name: str) -> SweepRun:
         """Return the run with this name; raise UsageError if the sweep has no such run."""
@@ -184,6 +186,7 @@ class Sweep:
             name: {
                 "config": row.config.to_dict(),
                 "paper": asdict(row.paper),
+                **({"is_control": True} if row.is_control else {}),
                 **({"parts": parts} if (parts := describe_foreign(row.config.parts())) else {}),
             }
             for name, row in rows.items()
@@ -195,7 +198,9 @@ class Sweep:
             content |= {} if tuning is None else {"tuning": asdict(tuning)}
             write_json(self.path / "sweep.json", content)
             for run in self.all_runs:
-                is_known = run.is_trial or tuning is None or run.row in tuning.chosen
+                # A control uses the value that was chosen for the first row.
+                row = next(iter(rows)) if rows[run.row].is_control else run.row
+                is_known = run.is_trial or tuning is None or row in tuning.chosen
                 run.path.parent.mkdir(parents=True, exist_ok=True)
                 if is_known and not run.config_file.exists():
                     write_json(run.config_file, run.config.to_dict())
@@ -223,7 +228,11 @@ class Sweep:
             for row in plan["rows"].values():
                 check_registered(path, row.get("parts", {}))
             rows = {
-                check_row_name(name): Row(Config.from_dict(row["config"]), Paper(**row["paper"]))
+                check_row_name(name): Row(
+                    Config.from_dict(row["config"]),
+                    Paper(**row["paper"]),
+                    bool(row.get("is_control", False)),
+                )
                 for name, row in plan["rows"].items()
             }
             # The files of each run are checked when its status is read. In `slurm/`, submitit
@@ -313,7 +322,7 @@ def plan_sweep(
     selected = {
         check_row_name(name or "run"): row
         for name, row in rows.items()
-        if only is None or name in (base, *only)
+        if only is None or name in (base, *only) or row.is_control
     }
     first = rows[base].config.train.seed
     if tuning is not None and not _is_free(path):
@@ -340,12 +349,15 @@ def _plan_runs(
     configs = {name: row.config for name, row in rows.items()}
     if tuning is not None:
         configs |= {x: tuning.change(configs[x], value) for x, value in tuning.chosen.items()}
+    controls = {name for name, row in rows.items() if row.is_control}
+    configs |= {name: configs[next(iter(rows))] for name in controls}
     # Train every row with one seed before moving on to the next seed, so that even an unfinished
     # sweep has results for every row.
     return [
         SweepRun(path / run, run, name, seed, config.change(train={"seed": seed}))
-        for seed in seeds
+        for block in seeds
         for name, config in configs.items()
+        for seed in [block + CONTROL_SEED_OFFSET * (name in controls)]
         for run in [f"{name}/seed-{seed}"]
     ]
 
@@ -356,6 +368,7 @@ def _plan_trials(path: Path, rows: Mapping[str, Row], tuning: Tuning) -> list[Sw
         for seed in tuning.seeds
         for value in tuning.values
         for name, row in rows.items()
+        if not row.is_control
         for config in [tuning.change(row.config, value)]
         for run in [f"tune/{name}/{value}/seed-{seed}"]
     ]

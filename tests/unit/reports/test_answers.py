@@ -8,7 +8,9 @@ from example_configs import SMALL
 from run_files import collect, set_status, write_results
 
 from transformer_jax.config import Paper, Row
+from transformer_jax.config.rows import with_control
 from transformer_jax.reports.answers import answer, describe_reach, question, summarize
+from transformer_jax.reports.report import list_comparisons
 from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import plan_sweep
 
@@ -70,6 +72,40 @@ def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Pa
     seeds = results.seeds_for_equivalence("perplexity", "dev")
     assert seeds is not None
     assert f"could be shown with {seeds:,} seeds for each row; base has 3." in reach
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "mean", "is_significant"),
+    [((4.3, 4.1, 4.2), "+5.0%", False), ((4.2, 4.2002, 4.1998), "+5.0%", True)],
+)
+def test_a_control_shows_a_difference_that_is_not_counted(
+    tmp_path: Path, perplexities: tuple[float, ...], mean: str, is_significant: bool
+) -> None:
+    plain = make_results(tmp_path / "plain", 0.001)
+    sweep = plan_sweep(tmp_path / "s", with_control(plain.sweep.rows), 3)
+    sweep.store()
+    for run in sweep.runs:
+        if run.row == "control":
+            score = perplexities[run.seed - 20_000]
+        else:
+            score = plain.rows[run.row].scores["perplexity"][run.seed]
+        write_results(run, score, 10, splits=["dev"])
+        set_status(run, "done")
+    results = collect(sweep)
+    assert question(results) == question(plain)
+    assert results.analyses == plain.analyses
+    *sentences, sentence = summarize(results)
+    assert sentences == summarize(plain)
+    assert sentence.startswith(
+        f"Control: although control is a copy of base with other seeds, it differs by {mean} ["
+    )
+    assert "] in perplexity (1 of 2 rows differ by no more) and by +0.00 [" in sentence
+    assert ("The interval for perplexity excludes 0" in sentence) is is_significant
+    assert results.verdict("control", "perplexity") is None
+    assert any(line[0] == "control" for line in list_comparisons(results))
+    # With another baseline, the control is still compared with the row that it copies.
+    other = replace(results, rows={"worse": results.rows["worse"], **results.rows})
+    assert other.compare("control", "bleu") == results.compare("control", "bleu")
 
 
 def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from example_configs import SMALL
 from transformer_jax import registry
 from transformer_jax.config import Paper, Row
 from transformer_jax.config.loading import import_file
+from transformer_jax.config.rows import with_control
 from transformer_jax.console import format_for_shell
-from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.files import read_json, write_json
-from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, choose_folder, plan_sweep
+from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, Tuning, choose_folder, plan_sweep
 
 BASE = SMALL.change(data={"max_batch_shapes": 2})
 ROWS = {
@@ -37,6 +38,47 @@ def test_selected_rows_include_the_first_row() -> None:
     assert list(plan_sweep(Path("s"), ROWS, 1, only=["E"]).rows) == ["base", "E"]
     with pytest.raises(UsageError, match="no row 'F' \\(available: base, wide, E\\)"):
         plan_sweep(Path("s"), ROWS, 1, only=["F"])
+
+
+def test_a_control_is_a_copy_of_the_first_row_with_its_own_seeds(tmp_path: Path) -> None:
+    rows = with_control(ROWS)
+    sweep = plan_sweep(tmp_path / "s", rows, 2, only=["E"])
+    assert list(sweep.rows) == ["base", "E", "control"]
+    pairs = [(run.name, run.config) for run in sweep.runs if run.row == "control"]
+    assert pairs == [
+        (f"control/seed-{seed}", BASE.change(train={"seed": seed})) for seed in (20_000, 20_001)
+    ]
+    assert sweep.seeds == [0, 1]
+    sweep.store()
+    stored = Sweep.open(tmp_path / "s")
+    assert stored.rows == sweep.rows
+    assert [run.name for run in stored.runs] == [run.name for run in sweep.runs]
+    # Adding a seed to a stored sweep also adds one to the control.
+    plan_sweep(tmp_path / "s", rows, 3).store()
+    assert len(Sweep.open(tmp_path / "s").runs) == 3 * len(rows)
+
+
+def test_a_control_uses_the_value_that_was_chosen_for_the_first_row(tmp_path: Path) -> None:
+    tuning = Tuning("train.learning_rate_scale", (0.5, 2.0), (10_000,))
+    sweep = plan_sweep(tmp_path / "s", with_control(ROWS), 1, tuning=tuning)
+    sweep.store()
+    assert {run.row for run in sweep.trials} == set(ROWS)
+    [control] = [run for run in sweep.runs if run.row == "control"]
+    assert not control.config_file.exists()
+    sweep = sweep.choose({"base": 2.0, "wide": 0.5})
+    sweep.store()
+    assert {run.row for run in sweep.runs if run.config_file.exists()} == {
+        *("base", "wide", "control")
+    }
+    [control] = [run for run in sweep.runs if run.row == "control"]
+    assert control.config.train.learning_rate_scale == 2
+
+
+def test_a_sweep_with_a_control_cannot_have_another_row_of_that_name() -> None:
+    rows = with_control(ROWS)
+    assert with_control(rows) == rows
+    with pytest.raises(ConfigError, match="cannot have another row named 'control'"):
+        with_control({"base": Row(BASE), "control": ROWS["E"]})
 
 
 def test_a_sweep_needs_a_seed() -> None:
