@@ -10,6 +10,7 @@ numbers fits in 4 L = 120 tokens. Only 24 training lines with three numbers fit 
 
 from configs.tiny import CONFIG as TINY
 from transformer_jax.config import Config, Row
+from transformer_jax.config.rows import with_control
 
 L = 30
 BASE = TINY.change(
@@ -45,7 +46,7 @@ def list_schemes(base: Config) -> dict[str, Row]:
         "scaled": {**learned, "learned_positions_init": "sinusoidal_scale"},
         "from_sinusoids": {**learned, "learned_positions_init": "sinusoids"},
     }
-    return {name: Row(base.change(model=model)) for name, model in changes.items()}
+    return with_control({name: Row(base.change(model=model)) for name, model in changes.items()})
 
 
 SWEEP = list_schemes(BASE)

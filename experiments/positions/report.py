@@ -13,7 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
-from transformer_jax.reports.seed_statistics import WIDE_RATIO, Analysis, analyze, format_mean
+from transformer_jax.config.rows import CONTROL
+from transformer_jax.reports.seed_statistics import (
+    CONFIDENCE,
+    WIDE_RATIO,
+    Analysis,
+    analyze,
+    format_mean,
+    welch_interval,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +36,9 @@ DIGITS: dict[Score, int] = {"perplexity": 2, "exact": 1, "bleu": 1}
 # Wine and olive come from Paul Tol's palette.
 COLORS = (
     *("#000000", "#D55E00", "#E69F00", "#0072B2", "#009E73"),
-    *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933"),
+    *("#CC79A7", "#56B4E9", "#888888", "#882255", "#999933", "#BBBBBB"),
 )
-MARKERS = "osD^vPX*ph"
+MARKERS = "osD^vPX*phH"
 DASHES = ("-", "--", "-.", ":")
 
 
@@ -105,14 +113,24 @@ def _plot_bands(axes: "Axes", study: Study, name: Score) -> None:
 
 
 def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
-    """Compare all schemes in a bucket with the first scheme, as docs/statistics.md specifies."""
+    """Compare all schemes in a bucket with the first scheme, as docs/statistics.md specifies.
+
+    All buckets form one family. By Bonferroni's inequality, the probability of any false difference
+    in the family is at most 5%. A control has other seeds, so this analysis excludes it.
+    """
     scores = {
-        scheme: dict(zip(study.seeds[scheme], curve[number][name], strict=True))
-        for scheme, curve in study.curves.items()
+        scheme: dict(zip(study.seeds[scheme], _values(study, scheme, number, name), strict=True))
+        for scheme in study.curves
+        if scheme != CONTROL
     }
-    if name == "perplexity":
-        scores = {s: {k: math.log(x) for k, x in values.items()} for s, values in scores.items()}
-    return analyze({study.schemes[0]: {}, **scores})
+    confidence = 1 - (1 - CONFIDENCE) / len(study.buckets)
+    return analyze({study.schemes[0]: {}, **scores}, confidence)
+
+
+def _values(study: Study, scheme: str, number: int, name: Score) -> list[float]:
+    """Return a scheme's scores in a bucket, as logarithms if they are perplexities."""
+    values = study.curves[scheme][number][name]
+    return [math.log(x) for x in values] if name == "perplexity" else list(values)
 
 
 def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | None]:
@@ -120,8 +138,8 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 
     By Dunnett's test, a scheme whose mean is outside this range differs significantly from the
     first scheme. The range does not apply to a scheme whose seeds differ from those of the first
-    scheme, or whose scores vary much more between seeds than those of the other schemes. In each
-    bucket, the probability of one or more false claims is at most 5%. If runs are missing, some
+    scheme, or whose scores vary much more between seeds than those of the other schemes. The
+    probability of any false claim in all buckets together is at most 5%. If runs are missing, some
     schemes have wider intervals than others, and the range is as wide as the widest interval. The
     range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme's
     scores vary much more between seeds than those of the other schemes.
@@ -134,13 +152,9 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
         if not half:
             bands.append(None)
             continue
-        base = study.curves[study.schemes[0]][number][name]
-        if name == "perplexity":
-            center = statistics.fmean(map(math.log, base))
-            bands.append((math.exp(center - half), math.exp(center + half)))
-        else:
-            center = statistics.fmean(base)
-            bands.append((center - half, center + half))
+        center = statistics.fmean(_values(study, study.schemes[0], number, name))
+        band = (center - half, center + half)
+        bands.append((math.exp(band[0]), math.exp(band[1])) if name == "perplexity" else band)
     return bands
 
 
@@ -154,7 +168,9 @@ def _describe_exceptions(study: Study) -> list[str]:
         for scheme in analyze_bucket(study, number, name).wide
     ]
     seeds = set(study.seeds[study.schemes[0]])
-    incomplete = [scheme for scheme in study.curves if set(study.seeds[scheme]) != seeds]
+    incomplete = [
+        scheme for scheme in study.curves if scheme != CONTROL and set(study.seeds[scheme]) != seeds
+    ]
     notes = []
     if wide:
         notes.append(
@@ -168,6 +184,28 @@ def _describe_exceptions(study: Study) -> list[str]:
             f"{study.schemes[0]}: {', '.join(incomplete)}."
         )
     return notes
+
+
+def _describe_control(study: Study) -> list[str]:
+    """Return a note that states in how many buckets the control seems to differ, if there is one.
+
+    A control is compared by Welch's method, because its seeds are not those of the first scheme.
+    """
+    if CONTROL not in study.curves:
+        return []
+    names: tuple[Score, ...] = ("perplexity", study.metric)
+    parts = []
+    for name in names:
+        found = 0
+        for number in range(len(study.buckets)):
+            ours, theirs = (_values(study, x, number, name) for x in (CONTROL, study.schemes[0]))
+            interval = welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / len(study.buckets))
+            found += interval is not None and not interval.low <= 0 <= interval.high
+        parts.append(f"{found} of {len(study.buckets)} ({LABELS[name].split(',')[0]})")
+    return [
+        f"{CONTROL} is a copy of {study.schemes[0]} with other seeds. By Welch's method with "
+        f"Bonferroni's correction, it seems to differ in {' and '.join(parts)} buckets."
+    ]
 
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
@@ -242,10 +280,12 @@ def footnotes(study: Study) -> Sequence[str]:
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
-        "rows of a bucket together, by Dunnett's method with seeds as blocks, and for perplexities "
-        "by their logarithms). In the figure, every mean outside its bucket's gray band differs "
+        f"rows in all {len(study.buckets)} buckets of the table together, by Dunnett's method with "
+        "seeds as blocks and Bonferroni's correction for the buckets, and for perplexities by "
+        "their logarithms). In the figure, every mean outside its bucket's gray band differs "
         f"significantly{limits}.",
         *exceptions,
+        *_describe_control(study),
     ]
     if study.metric == "bleu":
         notes.append(

@@ -8,7 +8,11 @@ lines with as many as eight numbers fit in L = 30 tokens and are used for traini
 too long for training have more tokens, but still at most eight numbers.
 """
 
-from experiments.positions.number_words import SWEEP as NUMBER_WORDS
-from transformer_jax.config import Row
+from dataclasses import replace
 
-SWEEP = {name: Row(row.config.change(data={"max_digits": 6})) for name, row in NUMBER_WORDS.items()}
+from experiments.positions.number_words import SWEEP as NUMBER_WORDS
+
+SWEEP = {
+    name: replace(row, config=row.config.change(data={"max_digits": 6}))
+    for name, row in NUMBER_WORDS.items()
+}

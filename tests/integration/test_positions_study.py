@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import sacrebleu
 from example_configs import NUMBER_WORDS, SMALL
+from pages import ROOT
 from scipy import stats
 
 from experiments.positions.__main__ import main
@@ -221,6 +222,69 @@ def test_the_notes_name_the_rows_to_which_the_bands_do_not_apply() -> None:
     assert "| single | 30.0 |" in text
     assert "except for rows that a note below names.\n" in text
     assert "these rows, which have other seeds than base: single.\n" in text
+
+
+@pytest.mark.parametrize("folder", ["short-numbers", "number-words", "multi30k"])
+def test_the_published_tables_mark_the_differences_in_their_stored_scores(folder: str) -> None:
+    path = ROOT / f"experiments/results/positions-{folder}"
+    study, published = read_scores(path / "table.csv"), (path / "table.md").read_text("utf-8")
+
+    def marked(text: str) -> list[list[bool]]:
+        rows = [x for x in text.splitlines() if x.startswith("|")]
+        return [["\\*" in cell for cell in row.split("|")] for row in rows]
+
+    assert marked(to_markdown(study)) == marked(published)
+    assert sum(map(sum, marked(published))) > 10
+
+
+def test_all_buckets_of_a_score_are_one_family() -> None:
+    rng = np.random.default_rng(0)
+    base, other = rng.normal(30, 1, (2, 5))
+
+    def band(num_buckets: int) -> tuple[float, float]:
+        curves: dict[str, Any] = {
+            k: [{"exact": list(x)}] * num_buckets for k, x in (("a", base), ("b", other))
+        }
+        buckets = [Bucket(0, 8, np.arange(20))] * num_buckets
+        study = Study(
+            ["a", "b"], dict.fromkeys("ab", range(5)), 8, buckets, "exact", "", curves, []
+        )
+        [*_, last] = significance_bands(study, "exact")
+        assert last is not None
+        return last
+
+    # With two rows, Dunnett's method with seeds as blocks is equivalent to the paired t test.
+    for num_buckets in (1, 3):
+        edge = band(num_buckets)[1]
+        p = stats.ttest_rel(base, other - other.mean() + edge).pvalue
+        assert p == pytest.approx(0.05 / num_buckets, rel=0.01)
+
+
+def test_a_control_is_described_but_does_not_change_the_comparisons() -> None:
+    rng = np.random.default_rng(0)
+    values = {"base": rng.normal(30, 1, 3), "other": rng.normal(35, 1, 3)}
+    buckets = [Bucket(0, 8, np.arange(20)), Bucket(8, 16, np.arange(20))]
+
+    def describe(**control: np.ndarray) -> str:
+        every = {**values, **control}
+        curves: dict[str, Any] = {
+            k: [{"perplexity": list(x), "exact": list(x)}] * 2 for k, x in every.items()
+        }
+        seeds = {k: range(20_000, 20_003) if k == "control" else range(3) for k in every}
+        study = Study(list(every), seeds, 8, buckets, "exact", "", curves, [])
+        assert significance_bands(study, "exact") == significance_bands(
+            replace(study, schemes=list(values), curves={k: curves[k] for k in values}), "exact"
+        )
+        return to_markdown(study)
+
+    assert "copy" not in describe()
+    same = describe(control=values["base"] + 0.1)
+    assert "| control | " in same
+    assert "control is a copy of base with other seeds. " in same
+    assert "it seems to differ in 0 of 2 (perplexity per token) and 0 of 2 (lines exac" in same
+    assert "gray bands do not apply" not in same
+    far = describe(control=values["base"] + 20)
+    assert "it seems to differ in 2 of 2 (perplexity per token) and 2 of 2 (lines exac" in far
 
 
 @pytest.mark.parametrize("ends", [(4, 8), (16, 32), (4, 8, 16, 32)])

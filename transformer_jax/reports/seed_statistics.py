@@ -82,8 +82,12 @@ def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> li
     return [seed for seed, x in perplexities.items() if not (math.isfinite(x) and x <= limit)]
 
 
-def analyze(scores: Scores) -> Analysis:
-    """Compare every row with the first row. Rows may have different seeds."""
+def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
+    """Compare every row with the first row. Rows may have different seeds.
+
+    `confidence` applies to the simultaneous intervals. If several analyses form one family, it must
+    be higher than that of the whole family.
+    """
     base, *others = scores
     repeated = {row: by_seed for row, by_seed in scores.items() if len(by_seed) > 1}
     wide = _find_wide(repeated)
@@ -93,11 +97,11 @@ def analyze(scores: Scores) -> Analysis:
         ours, theirs = list(scores[row].values()), list(scores[base].values())
         comparisons[row] = RowComparison(
             statistics.fmean(ours) - statistics.fmean(theirs) if ours and theirs else None,
-            welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / num_compared),
+            welch_interval(ours, theirs, 1 - (1 - confidence) / num_compared),
             welch_interval(ours, theirs),
         )
     pooled = {row: by_seed for row, by_seed in scores.items() if by_seed and row not in wide}
-    estimates, sigma = _compare_pooled(pooled, base, num_compared)
+    estimates, sigma = _compare_pooled(pooled, base, num_compared, confidence)
     for row, (difference, interval, p) in estimates.items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
     return Analysis(base, comparisons, wide, sigma)
@@ -121,7 +125,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
 
 
 def _compare_pooled(
-    scores: Scores, base: str, num_compared: int
+    scores: Scores, base: str, num_compared: int, confidence: float
 ) -> tuple[dict[str, tuple[float, Interval | None, float | None]], float | None]:
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
@@ -130,6 +134,7 @@ def _compare_pooled(
         base: the name of the first row, which may be missing from `scores`.
         num_compared: the number of rows whose intervals must simultaneously contain the true
             differences, including any rows that are not in `scores`.
+        confidence: the probability with which they do.
 
     Returns:
         The estimate, interval, and p-value of each row that shares seeds with the first row,
@@ -164,7 +169,7 @@ def _compare_pooled(
     scale = np.sqrt(np.diag(covariance))
     correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
     share = len(repeated) / num_compared
-    critical = dunnett_quantile(1 - (1 - CONFIDENCE) * share, correlation, freedom)
+    critical = dunnett_quantile(1 - (1 - confidence) * share, correlation, freedom)
     for k, error in zip(repeated, (deviation * scale).tolist(), strict=True):
         difference = float(effects[k])
         interval = Interval(difference - critical * error, difference + critical * error)
