@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from transformer_jax.model.losses import Loss
     from transformer_jax.model.positions import AddPositions
     from transformer_jax.model.transformer import Transformer
+    from transformer_jax.training.trackers import TrackedRun, Tracker
 
 __all__ = [
     "AddPositions",
@@ -115,6 +116,8 @@ __all__ = [
     "StorageError",
     "SweepFailedError",
     "Task",
+    "TrackedRun",
+    "Tracker",
     "TrainConfig",
     "Transformer",
     "TransformerJaxError",

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 from transformer_jax.sweeps.tuning import choose_values, open_trials, plan_tuning
 from transformer_jax.training.create_run import create_run, open_run
 from transformer_jax.training.loop import Callback, run_training
+from transformer_jax.training.tracking import check_trackers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,6 +142,7 @@ def _train_folder(
     # Only the primary process checks whether the run exists, because it might create the run before
     # the other processes check.
     exists = group.broadcast(resume and (path / "run.json").exists())
+    check_trackers(config.train.trackers)
     stored = RunFolder.open(path) if exists else None
     # Start JAX before writing any file, because JAX fails if the selected platform is unavailable.
     start_backend(None if stored is None else stored.cpu_threads)
@@ -282,7 +285,10 @@ def launch_sweep(
 def check_importable(planned: Sweep) -> None:
     """Raise a UsageError if a row uses a part that other processes cannot import."""
     for row in planned.rows.values():
-        for field, part in describe_foreign(row.config.parts()).items():
+        check_trackers(row.config.train.trackers)
+        trackers = [describe_foreign({"train.trackers": x}) for x in row.config.train.trackers]
+        parts = [describe_foreign(row.config.parts()), *trackers]
+        for field, part in itertools.chain(*(x.items() for x in parts)):
             if "file" not in part:
                 raise UsageError(
                     f"{field} {part['name']!r} is not registered by a file, so the processes of a "

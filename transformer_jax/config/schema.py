@@ -180,6 +180,9 @@ PART_FIELDS = [
 
 for _field, _section, _key in PART_FIELDS:
     Registry(_field, reserved=part_fields(annotations(Config)[_section][0])[_key].own)
+# A config can name trackers that are not registered on this machine, because only training uses
+# them.
+Registry("train.trackers", reserved=("tensorboard", "wandb", "mlflow", "aim"))
 
 
 @dataclass(frozen=True)

@@ -544,6 +544,9 @@ class TrainConfig(ConfigSection):
     maximum."""
     log_every: Annotated[int, COUNT, ON_RESUME] = 100
     """Number of steps between reports of training metrics."""
+    trackers: Annotated[tuple[str, ...], ON_RESUME] = ("tensorboard",)
+    """Programs that also receive the metrics: `tensorboard`, `wandb`, `mlflow`, `aim`,
+    or trackers that your own file registers."""
     profile: Annotated[int, between(0, MAX_COUNT), ON_RESUME] = 0
     """Number of steps to trace with JAX's profiler. The trace begins
     train.log_every steps after training starts or resumes. The trace is written

@@ -210,7 +210,6 @@ def _check_type(field: str, field_type: TypeForm, value: object) -> None:
     allowed = (
         typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     )
-    # Every tuple field contains a pair of strings.
     plain = tuple(typing.get_origin(k) or k for k in allowed)
     # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass
     # of int.
@@ -218,8 +217,15 @@ def _check_type(field: str, field_type: TypeForm, value: object) -> None:
     if (
         not isinstance(value, accepted)
         or (isinstance(value, bool) and bool not in plain)
-        or (isinstance(value, tuple) and [type(v) for v in value] != [str, str])
+        or (isinstance(value, tuple) and not _is_tuple_of_strings(value, allowed))
     ):
-        names = {types.NoneType: "None", tuple: "a pair of strings"}
+        is_list = tuple[str, ...] in allowed
+        names = {types.NoneType: "None", tuple: "strings" if is_list else "a pair of strings"}
         wanted = " or ".join(names.get(k, k.__name__) for k in plain)
         raise ConfigError.from_field(field, wanted, value)
+
+
+def _is_tuple_of_strings(value: tuple[object, ...], allowed: Iterable[TypeForm]) -> bool:
+    """Return whether a tuple has the length and types of one of the allowed forms."""
+    is_text = all(type(item) is str for item in value)
+    return is_text and any(form == tuple[str, ...] or len(value) == 2 for form in allowed)

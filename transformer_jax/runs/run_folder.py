@@ -9,6 +9,7 @@ The folder contains:
     lock               identifies the process that is training or last trained the run
     metrics.jsonl      one line of JSON for each report
     tensorboard/       the same reports as TensorBoard events
+    trackers.json      the IDs that other trackers assigned to the run, if it uses any
     profile/           profiler traces of some steps, if train.profile is positive
     samples/           translations of development sentences, one file per evaluation
     evaluations/       hypotheses, references, and scores, one folder per evaluation

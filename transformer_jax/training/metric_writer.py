@@ -1,22 +1,21 @@
-"""Write a run's metrics to the terminal, to metrics.jsonl, and to TensorBoard.
+"""Write a run's metrics to the terminal, to metrics.jsonl, and to trackers.
 
 Each line of metrics.jsonl is a JSON object with "step", "split" ("train" or "dev"), "time" (seconds
 since 1970), and the reported values. Except for "time", "tokens_per_second", and "utilization", the
 values depend only on the config and the seed, up to rounding.
 """
 
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboard.summary import Writer
 
 from transformer_jax.errors import StorageError, storage_errors
 from transformer_jax.runs.metrics_file import format_report, parse_report
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.training.tracking import Report, RunTrackers
 
 # How to format values in the terminal. Values that are not listed are written only to files.
 TERMINAL_FORMATS = {
@@ -62,7 +61,7 @@ class MetricWriter:
         self._task = self._progress.add_task(
             "", total=folder.config.train.steps, completed=step, status=""
         )
-        self._latest_values = ""
+        self._step, self._latest_values = step, ""
         self._steps = Counter[int]()
 
     def count_earlier(self, step: int) -> int:
@@ -78,7 +77,7 @@ class MetricWriter:
         self._progress.update(self._task, status=status)
 
     def report(self, step: int, split: str, values: dict[str, float]) -> None:
-        """Write values to the terminal, metrics.jsonl, and TensorBoard."""
+        """Write values to the terminal, metrics.jsonl, and the trackers."""
         shown = "  ".join(
             form.format(values[key]) for key, form in TERMINAL_FORMATS.items() if key in values
         )
@@ -91,15 +90,10 @@ class MetricWriter:
         line = {"step": step, "split": split, **values, "time": round(time.time(), 3)}
         with storage_errors("metrics could not be written"):
             self._metrics.write(format_report(line))
-            self._steps[step] += 1
-            self._add_events(line)
+        self._steps[step] += 1
+        self._trackers.log(line)
         if self._callback is not None:
             self._callback({"step": step, **{f"{split}/{k}": v for k, v in values.items()}})
-
-    def _add_events(self, line: Mapping[str, float | str]) -> None:
-        """Add a line of metrics.jsonl to TensorBoard."""
-        for key in line.keys() - {"step", "split", "time"}:
-            self._events.add_scalar(f"{line['split']}/{key}", float(line[key]), int(line["step"]))
 
     def say(self, text: str) -> None:
         """Print a line above the progress bar."""
@@ -111,41 +105,38 @@ class MetricWriter:
         """Write translations to samples/step-N.txt and print the first two."""
         samples = list(zip(sources, hypotheses, references, strict=True))
         folder = self._folder.path / "samples"
-        text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples)
+        text = "\n".join(f"{s}\n  = {h}\n  ~ {r}" for s, h, r in samples) + "\n"
         with storage_errors("samples could not be written"):
             folder.mkdir(exist_ok=True)
-            (folder / f"step-{step}.txt").write_text(text + "\n", "utf-8")
+            (folder / f"step-{step}.txt").write_text(text, "utf-8")
+        self._trackers.log_samples(step, text)
         for source, hypothesis, reference in samples[:2]:
             self.say(f"    {_shorten(source)}\n      -> {_shorten(hypothesis)}")
             if hypothesis != reference:
                 self.say(f"       = {_shorten(reference)}")
 
     def __enter__(self) -> "MetricWriter":
-        events = self._folder.path / "tensorboard"
+        path, config = self._folder.path, self._folder.config
+        earlier: list[Report] = []
         with storage_errors("metrics could not be written"):
-            # Rebuild the TensorBoard events from metrics.jsonl, because a killed process may have
-            # written events for steps that this process repeats.
-            shutil.rmtree(events, ignore_errors=True)
-            self._events = Writer(str(events))
-            try:
-                with self._folder.metrics.open("a+", encoding="utf-8") as earlier:
-                    earlier.seek(0)
-                    for line in earlier:
-                        # `truncate_metrics` has removed invalid lines.
-                        self._add_events(report := parse_report(line.encode()) or {})
-                        self._steps[report["step"]] += 1
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
-                raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
             # Line buffering preserves the metrics if the process is killed.
-            self._metrics = self._folder.metrics.open("a", buffering=1, encoding="utf-8")
+            self._metrics = self._folder.metrics.open("a+", buffering=1, encoding="utf-8")
+            self._metrics.seek(0)
+            # `truncate_metrics` has removed invalid lines.
+            earlier += (parse_report(line.encode()) or {} for line in self._metrics)
+        try:
+            self._steps.update(report["step"] for report in earlier)
+            self._trackers = RunTrackers(path, config, step=self._step, earlier=earlier)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._progress.stop()
+        self._trackers.finish(is_complete=error is None)
         try:
             with storage_errors("metrics could not be written"):
-                self._events.close()
                 self._metrics.close()
         except StorageError:
             # If another error ends the run, report that error instead of the storage error.

@@ -33,6 +33,8 @@ def values(pair: tuple[type, str]) -> st.SearchStrategy[Any]:
         return st.text() | optional
     if tuple[str, str] in alternatives(kind):
         return st.tuples(st.text(), st.text()) | optional
+    if tuple[str, ...] in alternatives(kind):
+        return st.lists(st.text(), max_size=3).map(tuple)
     low, high, _ = RANGES[key]
     if int in alternatives(kind):
         return st.integers(int(low), int(high)) | optional

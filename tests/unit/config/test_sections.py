@@ -19,9 +19,10 @@ def wrong_values(kind: Any) -> list[object]:
     if typing.get_origin(kind) is Literal:
         return ["other", None, 3, [], True]
     allowed = alternatives(kind)
-    wrong: list[object] = [[], {}, 1j, ("one",), ("one", 2), ("a", "b", "c")]
+    wrong: list[object] = [[], {}, 1j, ("one", 2)]
+    wrong += [] if tuple[str, ...] in allowed else [("one",), ("a", "b", "c")]
     wrong += [] if str in allowed else ["text"]
-    wrong += [] if tuple[str, str] in allowed else [("a", "b")]
+    wrong += [] if {tuple[str, str], tuple[str, ...]} & {*allowed} else [("a", "b")]
     wrong += [] if bool in allowed else [True, False]
     wrong += [0, 1] if allowed == (bool,) else []
     wrong += [] if float in allowed else [1.5]

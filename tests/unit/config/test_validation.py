@@ -30,6 +30,7 @@ class Example(ConfigSection):
     count: Annotated[int, between(1, 9)] = 1
     rate: Annotated[float | None, POSITIVE, at_least(2)] = None
     files: tuple[str, str] | None = None
+    names: tuple[str, ...] = ()
     free: Annotated[int, ON_RESUME] = 0
     mode: Annotated[Literal["fast", "slow"], ON_INIT_FROM, ON_RESUME] = "fast"
 
@@ -64,6 +65,8 @@ def test_a_rule_accepts_its_range_and_rejects_nan(
         ("rate", 1, "at least 2 and finite"),
         ("rate", "1", "float or None"),
         ("files", ("a",), "a pair of strings or None"),
+        ("names", ("a", 1), "strings"),
+        ("names", "a", "strings"),
         ("mode", "sloww", "one of 'fast', 'slow'"),
     ],
 )
@@ -82,7 +85,7 @@ def test_rules_do_not_restrict_none_or_other_fields() -> None:
 
 
 def test_the_closest_name_is_suggested_if_there_is_a_similar_one() -> None:
-    assert field_names(Example) == ["count", "rate", "files", "free", "mode"]
+    assert field_names(Example) == ["count", "rate", "files", "names", "free", "mode"]
     assert did_you_mean("cuont", field_names(Example)) == "; did you mean 'count'?"
     assert did_you_mean("zzzzzz", field_names(Example)) == ""
     check_field_name("count", field_names(Example), "example")

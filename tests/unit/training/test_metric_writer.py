@@ -40,6 +40,8 @@ def events_of(path: Path) -> dict[tuple[str, int], float]:
         (tag, event.step): event.tensor_proto.float_val[0]
         for tag in events.Tags()["tensors"]
         for event in events.Tensors(tag)
+        # Hyperparameters and samples are not numbers.
+        if event.tensor_proto.float_val
     }
 
 
