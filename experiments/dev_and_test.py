@@ -2,11 +2,11 @@
 
     python -m experiments.dev_and_test experiments/results/table3-multi30k
 
-A report's verdicts depend on the development set. This command applies the same analysis to the
-test scores in the report's `runs.csv`. The paper's differences come from `comparisons.csv`. The
-command also compares each row with the first row without using the other rows: a paired t test uses
-the differences between runs with the same seed, and Welch's test ignores the pairing. Neither
-p-value is corrected for the number of rows. The result is printed as Markdown.
+The command applies a report's analysis to the scores in its `runs.csv`. The paper's differences
+come from `comparisons.csv`. The command also compares each row with the first row without using the
+other rows: a paired t test uses the differences between runs with the same seed, and Welch's test
+ignores the pairing. Neither p-value is corrected for the number of rows. The result is printed as
+Markdown.
 """
 
 import csv

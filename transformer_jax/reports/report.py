@@ -195,7 +195,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
         [heading, *(format_cell(results, row) for row in results.rows.values())]
         for heading, format_cell in columns.items()
     ]
-    optional = ("paper", "verdict", "test", "compound-split", "tuned")
+    optional = ("Welch", "paper", "verdict", "test", "compound-split", "tuned")
     shown = [x for x in table if not x[0].startswith(optional) or set(x[1:]) != {MISSING}]
     return [list(row) for row in zip(*shown, strict=True)]
 
