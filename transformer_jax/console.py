@@ -1,6 +1,7 @@
 """Terminal output: streams, the progress bar, and one-line error messages with exit codes."""
 
 import contextlib
+import errno
 import io
 import locale
 import os
@@ -42,6 +43,16 @@ from transformer_jax.signals import STOP_SIGNALS, handle_signals
 # Terminals interpret control characters, so a name or translation that contains them could corrupt
 # the display.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+# JAX's warning that it cannot read or write a compiled program, up to the name of the file.
+CACHE_FAILURE = re.compile(
+    r"Error (?:reading|writing) persistent compilation cache entry for .*?: \w+: "
+    r"(?:\[Errno \d+\] )?([^:\n]*)"
+)
+CACHE_ADVICE = (
+    "JAX cannot use its cache of compiled programs, so it compiles them again each time (to choose "
+    "another folder, set TRANSFORMER_JAX_CACHE)"
+)
 
 
 def escape_control_characters(text: str) -> str:
@@ -96,6 +107,19 @@ class PlainConsole(Console):
         Rich calls this method for printed strings and for table cells.
         """
         return super().render_str(escape_control_characters(show_paths(text)), **options)
+
+    def _check_buffer(self) -> None:
+        """Write the buffer, which Rich does at the end of each print.
+
+        A closed terminal does not end a command. Neither does a full disk if only messages are
+        lost, because training must not depend on them.
+        """
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO and not self.stderr:
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Discard all further output, so that a command still finishes and stores its results.
@@ -218,6 +242,9 @@ def _print_notes() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
+            if failure := CACHE_FAILURE.match(str(message)):
+                # JAX issues a warning for each program.
+                message, category = f"{CACHE_ADVICE}: {failure[1]}", Note
             if issubclass(category, Note):
                 if str(message) not in printed:
                     stderr.print(one_line(f"note: {message}"))

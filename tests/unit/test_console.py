@@ -2,10 +2,13 @@
 
 import io
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
+import textwrap
+import time
 import warnings
 from pathlib import Path
 
@@ -158,6 +161,51 @@ def test_a_command_continues_if_the_reader_of_its_output_exits() -> None:
         plain.print("second line")
 
 
+def test_a_command_continues_after_its_terminal_is_closed(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from transformer_jax.console import progress_bar, run_and_report, stderr, stdout
+        from transformer_jax.progress import note, report
+
+        def work():
+            with progress_bar():
+                report("working", 1, 2)
+                Path("started").touch()
+                try:
+                    os.read(0, 1)
+                except OSError:
+                    pass
+                for console in (stdout, stderr):
+                    console.print("the terminal is closed")
+                note("it is closed")
+                report("working", 2, 2)
+            Path("finished").touch()
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        sys.exit(run_and_report(work))
+    """
+    terminal, stream = pty.openpty()
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=stream, stdout=stream, stderr=stream
+    ) as process:
+        os.close(stream)
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.close(terminal)
+        assert process.wait() == 0
+    assert (tmp_path / "finished").exists()
+
+
+def test_an_error_keeps_its_exit_code_if_messages_cannot_be_written() -> None:
+    command = [sys.executable, "-m", "transformer_jax", "nothing"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+
+
 def test_progress_outside_a_terminal_names_each_task_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -208,6 +256,24 @@ def test_a_name_with_a_newline_does_not_break_the_line_of_an_error(
         assert run_and_report(fail) == 2
     err = capsys.readouterr().err
     assert err.splitlines() == [r"note: a\nb", r"a\nb ...", r"transformer-jax: no file a\nb"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_cache_of_programs_that_cannot_be_used_is_noted_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run() -> None:
+        for name in ("jit_f", "jit_g"):
+            reason = f"PermissionError: [Errno 13] Permission denied: '/x/{name}-1-cache'"
+            warnings.warn(
+                f"Error writing persistent compilation cache entry for '{name}': {reason}",
+                stacklevel=1,
+            )
+
+    assert run_and_report(run) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: JAX cannot use its cache of compiled programs")
+    assert line.endswith(": Permission denied")
 
 
 def test_a_warning_cannot_control_the_terminal() -> None:
