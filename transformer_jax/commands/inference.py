@@ -24,9 +24,9 @@ from transformer_jax.console import (
     stderr,
     stdout,
 )
-from transformer_jax.data.text_files import find_format
+from transformer_jax.data.text_files import choose_compression, find_format
 from transformer_jax.errors import DataError, UsageError
-from transformer_jax.files import check_available, write_text
+from transformer_jax.files import check_available, write_bytes
 from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -116,11 +116,13 @@ class Translate(RunCommand):
     """Average the probabilities of RUN and of these runs, which must have the same vocabulary."""
     alignments: Path | None = None
     """Write the word alignment of each line and its best translation to this
-    new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2."""
+    new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2.
+    A file whose name ends in .gz, .xz, or .bz2 is compressed."""
 
     def run(self) -> None:
         if self.alignments is not None:
             check_new_file(self.alignments, "alignments")
+            choose_compression(self.alignments)
         run = self.load()
         if self.ensemble:
             from transformer_jax.inference.ensemble import ensemble
@@ -151,7 +153,8 @@ class Translate(RunCommand):
             with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
             num_short += sum(len(hypotheses) < count for hypotheses in with_text)
         if self.alignments is not None:
-            write_text(self.alignments, "".join(f"{line}\n" for line in alignments))
+            content = "".join(f"{line}\n" for line in alignments).encode()
+            write_bytes(self.alignments, choose_compression(self.alignments)(content))
         if num_short:
             stderr.print(
                 f"note: {num_short} of {len(lines)} lines have fewer than {self.n_best} "

@@ -17,9 +17,9 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
@@ -30,9 +30,12 @@ from transformer_jax.progress import note
 MAX_LINE_BYTES = 1 << 16
 # The number of lines at the start of each file that are checked for common mistakes.
 NUM_CHECKED_LINES = 1000
-# Tags of the SGML and XML files in which test sets are distributed.
+# Tags of the SGML and XML files in which test sets are distributed, the start of a JSON object, and
+# the pointers that Git LFS leaves in place of files that it has not downloaded.
 MARKUP = re.compile(
-    r"\s*</?(\?xml|!doctype|(doc|seg|srcset|refset|tstset|tmx|tu|tuv)\b)", re.IGNORECASE
+    r"\s*</?(\?xml|!doctype|(html|doc|seg|srcset|refset|tstset|tmx|tu|tuv)\b)"
+    r'|\{"\w+": |version https://git-lfs',
+    re.IGNORECASE,
 )
 # The formats of compressed files, keyed by the first bytes of a file.
 MAGIC = {
@@ -45,13 +48,19 @@ MAGIC = {
     "rar": b"Rar!\x1a\x07",
     "lz4": b"\x04\x22\x4d\x18",
     "compress": b"\x1f\x9d",
+    "lzma": b"\x5d\0\0",
     "lzip": b"LZIP\x01",
     "tar": b".{257}ustar",
 }
 MAGIC_BYTES = 262
-OPENERS = {"gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}
+MODULES: dict[str, Any] = {"gzip": gzip, "xz": lzma, "bzip2": bz2}
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2"}
+SUFFIXES = {
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".zst": "zstd",
+    **{f".{kind}": kind for kind in ("xz", "zip", "7z", "rar", "lz4", "tar")},
+}
 
 
 class FileCorpus:
@@ -264,22 +273,34 @@ def find_format(data: bytes) -> str:
     return next(formats, "")
 
 
+def choose_compression(path: Path) -> Callable[[bytes], bytes]:
+    """Return the function that compresses the contents of a new file with this name.
+
+    Raises:
+        UsageError: the name ends in the suffix of a format that cannot be written, such as .zst.
+    """
+    kind = SUFFIXES.get(path.suffix.lower(), "")
+    if kind and kind not in MODULES:
+        raise UsageError(f"{path} cannot be a {kind} file: use another suffix, such as .txt or .gz")
+    return MODULES[kind].compress if kind else bytes
+
+
 def _open(path: Path) -> io.BufferedIOBase:
-    """Open a file, and decompress it if its first bytes are those of a format in `OPENERS`."""
+    """Open a file, and decompress it if its first bytes are those of a format in `MODULES`."""
     with path.open("rb") as file:
         kind = find_format(file.read(MAGIC_BYTES))
-    expected = SUFFIXES.get(path.suffix, kind)
+    expected = SUFFIXES.get(path.suffix.lower(), kind)
     if kind != expected:
         raise DataError(
             f"{path.name} is not a {expected} file, although its name ends in {path.suffix}"
         )
-    if kind in OPENERS:
+    if kind in MODULES:
         inner = ""
         # `read_lines` reports where the compressed data is broken.
-        with contextlib.suppress(*BROKEN, OSError), OPENERS[kind](path) as file:
+        with contextlib.suppress(*BROKEN, OSError), MODULES[kind].open(path) as file:
             inner = find_format(file.read(MAGIC_BYTES))
         if not inner:
-            return OPENERS[kind](path)
+            return MODULES[kind].open(path)
         kind = inner
     if kind:
         raise DataError(f"{path.name} contains a {kind} file: unpack it first")

@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_jax.data.splits import SPLITS
-from transformer_jax.data.text_files import MAX_LINE_BYTES, TextFiles, is_too_long
+from transformer_jax.data.text_files import (
+    MAX_LINE_BYTES,
+    TextFiles,
+    choose_compression,
+    is_too_long,
+    read_lines,
+)
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.progress import Note
 
@@ -149,12 +155,22 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
     assert sources(write_corpus(tmp_path, b"\n\n")) == ["", ""]
 
 
-def test_a_file_named_gz_must_be_gzip(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("x.gz", "gzip"), ("x.GZ", "gzip"), ("x.zst", "zstd")])
+def test_a_file_has_the_format_that_its_name_states(name: str, kind: str, tmp_path: Path) -> None:
     write_corpus(tmp_path, b"one\n")
     for data in (b"", b"one\n", b"\x1f"):
-        (tmp_path / "x.gz").write_bytes(data)
-        corpus = open_corpus(tmp_path, train=("x.gz", "x.gz"))
-        assert "x.gz is not a gzip file" in data_error(partial(corpus.count, "train"))
+        (tmp_path / name).write_bytes(data)
+        corpus = open_corpus(tmp_path, train=(name, name))
+        assert f"{name} is not a {kind} file" in data_error(partial(corpus.count, "train"))
+
+
+def test_a_new_file_has_the_format_that_its_name_states(tmp_path: Path) -> None:
+    for name in ("x.txt", "x.gz", "x.XZ", "x.bz2"):
+        path = tmp_path / name
+        path.write_bytes(choose_compression(path)(b"one\n"))
+        assert list(read_lines(path)) == ["one"]
+    with pytest.raises(UsageError, match=r"x\.zst cannot be a zstd file"):
+        choose_compression(tmp_path / "x.zst")
 
 
 NOT_REGULAR: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -374,6 +390,7 @@ UNSUPPORTED = {
     "rar": b"Rar!\x1a\x07\x01\x00",
     "lz4": bytes.fromhex("04224d186440a7"),
     "compress": b"\x1f\x9d\x90",
+    "lzma": lzma.compress(b"one\n", format=lzma.FORMAT_ALONE),
     "tar": b"train.en".ljust(257, b"\0") + b"ustar\x0000",
 }
 
@@ -412,6 +429,11 @@ GOOD = {"train": (["a", "b"], ["c", "d"]), "dev": (["e", "7"], ["f", "7"])}
         ({"test": GOOD["dev"]}, "dev and test start with the same 2 pairs"),
         ({"test": (["x", '<seg id="1">x</seg>'], ["y", "z"])}, "test.en contains markup.*<seg id="),
         ({"test": (["x", "y"], ["<?xml version='1.0'?>", "z"])}, "test.de contains markup"),
+        ({"test": (['{"en": "x"}', "y"], ["a", "z"])}, "test.en contains markup"),
+        (
+            {"train": (["version https://git-lfs.github.com/spec/v1", "oid"], ["a", "z"])},
+            "train.en contains markup.*git-lfs",
+        ),
     ],
 )
 def test_a_common_mistake_in_files_is_noted(

@@ -1,5 +1,6 @@
 """Test word alignments and their error rate."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,9 @@ def test_the_command_writes_the_alignments_of_its_translations(
     assert out.read_text().splitlines() == expected
     assert main(words) == 2
     assert "already exists" in capfd.readouterr().err
+    with text.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main([*words[:-1], f"{out}.gz"]) == 0
+    assert gzip.decompress(Path(f"{out}.gz").read_bytes()) == out.read_bytes()
+    assert main([*words[:-1], f"{out}.zip"]) == 2
+    assert "out.txt.zip cannot be a zip file" in capfd.readouterr().err
