@@ -337,11 +337,16 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
 ) -> None:
     (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
     monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "mine.py", "--rows", "B", "--dry-run"]) == 0
+    with Path("mine.py").open("a", encoding="utf-8") as file:
+        file.write("SWEEP['longer-than-eight'] = BASE.change(train={'steps': 10**9})\n")
+    assert main(["sweep", "mine.py", "--rows", "B", "longer-than-eight", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "2 rows x 3 seeds = 6 runs" in out
-    assert re.search(r"^  B +up to .+ and about 0\.\d\d GB per run$", out, re.MULTILINE), out
-    estimate = r"^up to about .* of training for the remaining 6 of 6 runs, if it reaches 30%"
+    assert "3 rows x 3 seeds = 9 runs" in out
+    lines = [line for line in out.splitlines() if line.endswith(" GB per run")]
+    assert re.match(r"  B +up to +\S.* and about +0\.\d\d GB per run", lines[1])
+    assert len(lines) == 3
+    assert len({line.index(" and about") for line in lines}) == 1
+    estimate = r"^up to about .* of training for the remaining 9 of 9 runs, if it reaches 30%"
     assert re.search(estimate, out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

@@ -266,9 +266,11 @@ def _print_disk_space(
     from transformer_jax.sweeps.estimates import estimate_bytes, remaining_runs
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
+    times = {name: format_duration(seconds[name]) for name in gigabytes} if seconds else {}
+    width, time_width = (max(map(len, x), default=0) for x in (gigabytes, times.values()))
     for name, size in gigabytes.items():
-        time = f"up to {format_duration(seconds[name])} and " if seconds else ""
-        stdout.print(f"  {name:8} {time}about {size:.2f} GB per run")
+        time = f"up to {times[name]:>{time_width}} and " if times else ""
+        stdout.print(f"  {name:{width}}  {time}about {size:5.2f} GB per run")
     parent = next(path for path in sweep.path.absolute().parents if path.exists())
     free = shutil.disk_usage(parent).free / 1e9
     remaining = remaining_runs(sweep, retry_failed=retry_failed)
