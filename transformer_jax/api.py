@@ -306,8 +306,9 @@ def prepare_texts(planned: Sweep) -> list[str]:
     notes: dict[str | None, None] = {}
     for data in {config.data: None for config in configs}:
         longest = max((x for x in configs if x.data == data), key=lambda x: x.train.steps)
-        batches = prepare_text(data).batches(longest)
-        notes[batches.describe_repetition(longest.train.steps)] = None
+        prepared = prepare_text(data)
+        prepared.note_problems()
+        notes[prepared.batches(longest).describe_repetition(longest.train.steps)] = None
     notes |= dict.fromkeys(config.describe_warmup() for config in configs)
     return [note for note in notes if note]
 

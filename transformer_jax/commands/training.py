@@ -37,7 +37,7 @@ class Prepare(FileCommand):
         config = rows[""].config
         with progress_bar():
             prepared = prepare_text(config.data)
-        prepared.note_unknown()
+        prepared.note_problems()
         report = prepared.report
         stdout.print(f"corpus      {report['corpus']}")
         for name, tokenizer in prepared.vocabulary.tokenizers.items():

@@ -30,6 +30,9 @@ from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.files import JsonObject
 from transformer_jax.progress import note
 
+# If less than this fraction of the training pairs can be used, the text or the limits may be wrong.
+MIN_KEPT = 0.9
+
 
 class Prepared(NamedTuple):
     """An encoded corpus in the cache."""
@@ -56,8 +59,13 @@ class Prepared(NamedTuple):
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)
         return source, target
 
-    def note_unknown(self) -> None:
-        """Issue a note for each side of a split that contains text missing from the vocabulary."""
+    def note_problems(self) -> None:
+        """Issue notes if many training pairs were dropped, or if the vocabulary lacks some text."""
+        counts = dict(self.report["train"])
+        pairs, kept = counts.pop("pairs"), counts.pop("kept")
+        if kept < MIN_KEPT * pairs:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            note(f"training uses only {kept:,} of {pairs:,} pairs; dropped: {reasons}")
         for split in (split for split in SPLITS if split in self.report):
             lines = ([], []) if split == "train" else self.lines(split)
             sides = zip(SIDES, self.vocabulary, lines, self.tokens(split), strict=True)

@@ -51,7 +51,7 @@ def create_run(
         _check_same_normalization(config, other)
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare_text(config.data, vocabulary)
-    prepared.note_unknown()
+    prepared.note_problems()
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,14 @@ def test_pairs_that_are_too_long_are_dropped_from_training_only() -> None:
             assert max(side.lengths.max() for side in prepared.tokens(split)) <= config.max_length
         assert prepared.report[split] == counts
         assert len(prepared.tokens(split)[0].lengths) == counts["kept"]
+
+
+def test_a_note_says_how_many_pairs_training_does_not_use() -> None:
+    with pytest.warns(Note, match=r"uses only [\d,]+ of 300 pairs; dropped: [\d,]+ too long"):
+        prepare_text(replace(CONFIG, max_length=12)).note_problems()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare_text(CONFIG).note_problems()
 
 
 def test_a_second_call_reads_only_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
