@@ -277,6 +277,10 @@ def run_and_report(run: Callable[[], object]) -> int:
         if report is None:
             raise
         line, code = report
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            line = line and f"{line}; the working directory was deleted"
         # If a supervised trainer was killed, its progress bar is still visible.
         clear_progress_bar()
         if line:

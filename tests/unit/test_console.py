@@ -16,6 +16,7 @@ import pytest
 from rich.table import Table
 
 from transformer_jax import console, errors
+from transformer_jax.cli import main
 from transformer_jax.console import (
     PlainConsole,
     escape_control_characters,
@@ -204,6 +205,21 @@ def test_an_error_keeps_its_exit_code_if_messages_cannot_be_written() -> None:
     command = [sys.executable, "-m", "transformer_jax", "nothing"]
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         assert subprocess.run(command, stderr=full, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("command", ["train tiny --out x", "sweep tiny --dry-run", "status x"])
+def test_an_error_says_that_the_working_directory_was_deleted(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main(command.split()) in (2, 74)
+    assert capsys.readouterr().err.endswith("; the working directory was deleted\n")
 
 
 def test_progress_outside_a_terminal_names_each_task_once(
