@@ -28,7 +28,7 @@ SIZES = {
 # The values of these fields are files or other text, or require a download or a different device.
 FIXED = {"train", "dev", "test", "folder", "dataset", "languages", "corpus", "task"}
 
-NUM_COMBINATIONS = 300
+NUM_SLOW, NUM_COMBINATIONS = 6, 300
 
 
 def draw(rng: random.Random, key: str, form: object, metadata: tuple[object, ...]) -> object:
@@ -91,7 +91,7 @@ def train_one_step(seed: int, path: Path) -> str:
 
 def test_many_combinations_of_options_are_valid_or_rejected_in_one_line() -> None:
     reasons: list[str] = []
-    for seed in range(300):
+    for seed in range(NUM_COMBINATIONS):
         try:
             draw_config(random.Random(seed))
         except ConfigError as error:
@@ -102,18 +102,16 @@ def test_many_combinations_of_options_are_valid_or_rejected_in_one_line() -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::transformer_jax.progress.Note")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(NUM_SLOW),
+        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in range(NUM_SLOW, NUM_COMBINATIONS)),
+    ],
+)
 @pytest.mark.trials("a random combination of options")
 def test_a_combination_of_options_trains_or_is_rejected(seed: int, tmp_path: Path) -> None:
     assert train_one_step(seed, tmp_path / "run")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::transformer_jax.progress.Note")
-@pytest.mark.trials("a random combination of options", NUM_COMBINATIONS)
-def test_many_combinations_of_options_train_or_are_rejected(tmp_path: Path) -> None:
-    results = [train_one_step(seed, tmp_path / str(seed)) for seed in range(NUM_COMBINATIONS)]
-    assert results.count("trained") > 40
 
 
 @pytest.mark.parametrize("value", [10_001, 2**31 - 1, 2**63, 1e300])
