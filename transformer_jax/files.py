@@ -140,16 +140,17 @@ def unlock(file: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path, *, waits: bool = False) -> Iterator[bool]:
     """Lock a folder itself, and yield False if another process holds the lock.
 
-    Also yield True if the file system, such as NFS, cannot lock folders.
+    If `waits` is true, wait for the other process instead. Also yield True if the file system, such
+    as NFS, cannot lock folders.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     is_free = True
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             is_free = False
         except OSError:

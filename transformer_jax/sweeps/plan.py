@@ -12,6 +12,7 @@ A sweep's folder contains:
         slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -28,6 +29,7 @@ from transformer_jax.files import (
     JsonObject,
     check_no_links,
     is_stray,
+    lock_folder,
     read_json,
     write_json,
 )
@@ -166,6 +168,15 @@ class Sweep:
                 something other than a sweep.
             StorageError: the folder cannot be read or written.
         """
+        if _is_free(self.path):
+            with storage_errors(f"{self.path} cannot be written"):
+                self.path.mkdir(parents=True, exist_ok=True)
+        # Another command may add rows at the same time.
+        is_folder = self.path.is_dir()
+        with lock_folder(self.path, waits=True) if is_folder else contextlib.nullcontext():
+            self._merge()
+
+    def _merge(self) -> None:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
         if not _is_free(self.path):
             stored = Sweep.open(self.path)
@@ -192,7 +203,6 @@ class Sweep:
             for name, row in rows.items()
         }
         with storage_errors(f"{self.path} cannot be written"):
-            self.path.mkdir(parents=True, exist_ok=True)
             made_by = [origin._asdict() for origin in origins]
             content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
             content |= {} if tuning is None else {"tuning": asdict(tuning)}

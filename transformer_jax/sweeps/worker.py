@@ -21,6 +21,7 @@ from transformer_jax.errors import (
     StorageError,
     TransformerJaxError,
 )
+from transformer_jax.files import lock_folder
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
@@ -44,7 +45,7 @@ def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
     The first phase, "train", trains all models in one program. The other phases score each run on
     the dev split and, unless the run is a trial or there is no test split, on the test split.
     """
-    runs = [run for run in runs if not _is_running_elsewhere(run)]
+    runs = [run for run in runs if _claim(run)]
     signals: list[int] = []
     codes = [_train_together(runs, step_timeout, signals)] if len(runs) > 1 else []
     # A run that failed, or that a signal stopped, has a final status.
@@ -53,13 +54,17 @@ def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
     return next(filter(None, codes), 0)
 
 
-def _is_running_elsewhere(run: SweepRun) -> bool:
-    """Return whether another launcher has already started a worker for this run."""
-    status = read_status(run)
-    # A requeued Slurm job resumes its own run, even if the previous node left the run's status
-    # as "running".
-    is_own_job = bool(status.job) and status.job == current_slurm_job()
-    return status.status == "running" and not is_own_job
+def _claim(run: SweepRun) -> bool:
+    """Mark a run as running; return False if a worker of another launcher is already running it."""
+    with lock_folder(run.path.parent, waits=True):
+        status = read_status(run)
+        # A requeued Slurm job resumes its own run, even if the previous node left the run's status
+        # as "running".
+        is_own_job = bool(status.job) and status.job == current_slurm_job()
+        if status.status == "running" and not is_own_job:
+            return False
+        write_status(run, "running")
+    return True
 
 
 def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,17 @@ def test_rows_can_be_added_to_a_stored_plan_but_not_changed(tmp_path: Path) -> N
     assert "row base with a different config (model.d_ff 32 -> 48)" in str(error.value)
     assert "--out FOLDER" in format_for_shell(error.value)
     assert Sweep.open(path) == grown
+
+
+def test_rows_that_several_commands_add_at_once_are_all_kept(tmp_path: Path) -> None:
+    names = [f"E{number}" for number in range(12)]
+
+    def add(name: str) -> None:
+        plan_sweep(tmp_path / "s", {"base": ROWS["base"], name: ROWS["E"]}, 1).store()
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(add, names))
+    assert set(Sweep.open(tmp_path / "s").rows) == {"base", *names}
 
 
 def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Test that a worker runs the remaining phases of its run."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from example_configs import SMALL
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
-from transformer_jax.errors import RunInterrupted
+from transformer_jax.errors import RunInterrupted, StorageError
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
@@ -46,6 +47,21 @@ def test_finished_phases_are_not_repeated(run: SweepRun) -> None:
     write_status(run, "stopped", finished=["train", "dev", "test"])
     assert worker.main(str(run.path.parents[1]), run.name, "60") == 0
     assert read_status(run).status == "done"
+
+
+def test_only_one_of_two_workers_that_start_at_once_runs_a_phase(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1)"
+    command = [sys.executable, "-c", code, str(tmp_path / "phases")]
+    monkeypatch.setattr(worker, "train_command", lambda _: command)
+    write_status(run, "stopped", finished=["train"])
+    run.log_file.touch()
+    with ThreadPoolExecutor(4) as pool:
+        codes = [pool.submit(worker.run_worker, [run], 60.0) for _ in range(4)]
+    # The phase does not store a score.
+    assert sorted(code.result() for code in codes) == [0, 0, 0, StorageError.exit_code]
+    assert (tmp_path / "phases").read_text() == "x"
 
 
 def test_a_phase_that_a_signal_kills_names_the_signal(
