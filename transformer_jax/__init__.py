@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from transformer_jax.inference.ensemble import ensemble
     from transformer_jax.inference.hidden_states import HiddenStates
     from transformer_jax.inference.pairs import PairScore
+    from transformer_jax.inference.sampling import Sampling
     from transformer_jax.inference.trained_run import Run, load
     from transformer_jax.inference.translate import Translator
     from transformer_jax.model.attention import MultiHeadAttention
@@ -113,6 +114,7 @@ __all__ = [
     "Row",
     "Run",
     "RunInterrupted",
+    "Sampling",
     "StorageError",
     "SweepFailedError",
     "Task",

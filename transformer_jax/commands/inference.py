@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
@@ -31,6 +31,7 @@ from transformer_jax.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
+    from transformer_jax.inference.translate import Hypothesis, Translator
 
 # The number of lines that `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
@@ -89,7 +90,7 @@ class RunCommand(CheckpointCommand):
     can finish. Default: the run's decode.beam_end."""
 
     @property
-    def decode_changes(self) -> dict[str, int | float | str]:
+    def decode_changes(self) -> dict[str, Any]:
         """The `DecodeConfig` fields that the options override, with their new values."""
         changes = {
             "beam_size": self.beam_size,
@@ -118,8 +119,22 @@ class Translate(RunCommand):
     """Write the word alignment of each line and its best translation to this
     new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2.
     A file whose name ends in .gz, .xz, or .bz2 is compressed."""
+    sample: FlagCreatePairsOff[bool] = False
+    """Draw translations at random instead of searching; with --n-best N, draw N
+    samples of each line. A sample depends only on its line, its number, and
+    these options."""
+    temperature: float | None = None
+    """For samples: divide the logits by this number. Default: 1."""
+    top_k: int | None = None
+    """For samples: draw only from the K likeliest tokens. Default: all."""
+    top_p: float | None = None
+    """For samples: draw only from the smallest set of the likeliest tokens whose
+    total probability is at least P. Default: 1."""
+    seed: int | None = None
+    """For samples: the seed of the random numbers. Default: 0."""
 
     def run(self) -> None:
+        self._check_options()
         if self.alignments is not None:
             check_new_file(self.alignments, "alignments")
             choose_compression(self.alignments)
@@ -128,6 +143,7 @@ class Translate(RunCommand):
             from transformer_jax.inference.ensemble import ensemble
 
             run = ensemble([run, *map(self.load, self.ensemble)])
+        translator = self._translator(run)
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
@@ -135,23 +151,18 @@ class Translate(RunCommand):
             run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.
         count = 1 if self.n_best is None else self.n_best
-        translator = run.translator(**self.decode_changes)
-        translator.check(lines, num_best=count, truncate=self.truncate)
+        options: dict[str, Any] = {"num_best": count, "truncate": self.truncate}
+        translator.check(lines, **options)
         num_short, alignments = 0, list[str]()
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
-            best = translator.translate(run.params, chunk, num_best=count, truncate=self.truncate)
-            for number, hypotheses in enumerate(best, start=start + 1):
-                for text, score in hypotheses:
-                    line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
-                    shown = escape_control_characters(line) if sys.stdout.isatty() else line
-                    sys.stdout.buffer.write(f"{shown}\n".encode())
-            sys.stdout.buffer.flush()
+            best = translator.translate(run.params, chunk, **options)
+            with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
+            num_short += sum(len(hypotheses) < count for hypotheses in with_text)
+            self._print(start, best)
             if self.alignments is not None:
                 texts = [hypotheses[0].text for hypotheses in best]
                 alignments += run.align(chunk, texts, truncate=True)
-            with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
-            num_short += sum(len(hypotheses) < count for hypotheses in with_text)
         if self.alignments is not None:
             content = "".join(f"{line}\n" for line in alignments).encode()
             write_bytes(self.alignments, choose_compression(self.alignments)(content))
@@ -161,6 +172,28 @@ class Translate(RunCommand):
                 "translations, because the search finished only these; with a larger --beam-size "
                 "or --beam-end any, the search finishes more"
             )
+
+    def _check_options(self) -> None:
+        """Reject options that have no effect, before JAX is imported."""
+        for name in self.select_given("temperature", "top_k", "top_p", "seed"):
+            if not self.sample:
+                raise UsageError(f"{as_option(name)} needs --sample")
+
+    def _translator(self, run: "Run") -> "Translator":
+        from transformer_jax.inference.sampling import Sampling
+
+        given = self.select_given("temperature", "top_k", "top_p", "seed")
+        sampling = Sampling(**given) if self.sample else None
+        return run.translator(sampling=sampling, **self.decode_changes)
+
+    def _print(self, start: int, best: list[list["Hypothesis"]]) -> None:
+        """Print the translations of the lines after the first `start` lines."""
+        for number, hypotheses in enumerate(best, start=start + 1):
+            for text, score in hypotheses:
+                line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
+                shown = escape_control_characters(line) if sys.stdout.isatty() else line
+                sys.stdout.buffer.write(f"{shown}\n".encode())
+        sys.stdout.buffer.flush()
 
 
 @dataclass(frozen=True)

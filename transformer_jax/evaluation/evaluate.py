@@ -33,7 +33,7 @@ from transformer_jax.evaluation.scores import (
 from transformer_jax.evaluation.tasks import check_task, score_task
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.pairs import check_lengths
-from transformer_jax.inference.trained_run import Run, read_params
+from transformer_jax.inference.trained_run import Option, Run, read_params
 
 Files = tuple[Path, Path]
 """A source file and a target file."""
@@ -162,7 +162,7 @@ def read_text(run: Run, text: Split | Files) -> EvaluationText:
 def evaluate_text(
     run: Run,
     text: EvaluationText,
-    decode: Mapping[str, object],
+    decode: Mapping[str, Option],
     *,
     sentences: list[SentenceScore] | None = None,
 ) -> Evaluation:
@@ -172,7 +172,7 @@ def evaluate_text(
     on the same text, because these scores do not depend on `decode`. The function advances the
     current task (see `progress.task`) by the number of finished sentences.
     """
-    translator = run.translator(**decode)
+    translator = run.translator(sampling=None, **decode)
     tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), text.references)
     best = translator.translate(run.params, text.sources)
     hypotheses = [candidates[0].text for candidates in best]
@@ -202,7 +202,7 @@ def evaluate_text(
 def evaluate(
     run: Run,
     text: Split | Files,
-    decode: Mapping[str, object],
+    decode: Mapping[str, Option],
     *,
     per_checkpoint: bool = False,
 ) -> Evaluation:

@@ -295,12 +295,15 @@ def greedy_search(
     start: int,
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
+    choose: Callable[[Float[Array, "B N"], Int[Array, ""]], Int[Array, " B"]] | None = None,
 ) -> Translations:
     """Choose the most likely token at each step, and stop at the first `eos`.
 
     A translation's score is its log-probability. As in `beam_search`, no translation contains any
     of the `suppress_tokens`. Unlike this search, a beam search with one slot does not stop at the
     first `eos`.
+    `choose` replaces the choice of the most likely token. It is a function from (logits, position)
+    to tokens.
     """
     num_sentences = len(limit)
     # The single hypothesis is always in slot 0.
@@ -310,8 +313,9 @@ def greedy_search(
         logits, state = step(greedy.last_tokens[:, None], greedy.position, ancestors, greedy.state)
         logits = logits[:, 0].astype(jnp.float32)
         is_last = greedy.position + 1 >= limit
-        likeliest = first_argmax(forbid(logits, suppress_tokens))
-        last_tokens = jnp.where(is_last, eos, likeliest)
+        allowed = forbid(logits, suppress_tokens)
+        chosen = first_argmax(allowed) if choose is None else choose(allowed, greedy.position)
+        last_tokens = jnp.where(is_last, eos, chosen)
         log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]
         log_prob -= jax.nn.logsumexp(logits, axis=-1)
         is_done = greedy.is_done

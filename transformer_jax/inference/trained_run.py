@@ -22,8 +22,13 @@ from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden_states
 from transformer_jax.inference.history import MetricsTable, metrics_table, plot_metrics
 from transformer_jax.inference.pairs import PairScore, score_pairs
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.summary import summarize
-from transformer_jax.inference.translate import Hypothesis, Translator, strip_lines
+from transformer_jax.inference.translate import (
+    Hypothesis,
+    Translator,
+    strip_lines,
+)
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import abstract_params, check_params
 from transformer_jax.progress import note
@@ -116,13 +121,17 @@ class Run:
         """The architecture, as a Flax module."""
         return build_model(self.config.model, **self.vocabulary.sizes)
 
-    def translator(self, **decode: Option) -> Translator:
+    def translator(self, *, sampling: Sampling | None = None, **decode: Option) -> Translator:
         """Return a translator for the run's decode config. Keyword arguments override its fields.
 
         Raises:
             UsageError: an argument changes `average_checkpoints`, but the parameters are already
-                loaded.
+                loaded; or an argument selects a search, but `sampling` is given.
         """
+        search = [name for name in decode if name != "max_extra_length"]
+        if sampling is not None and search:
+            names = ", ".join(search)
+            raise UsageError(f"{names} cannot be used with sampling, because no search runs")
         config = replace(self.config.decode, **decode)
         if config.average_checkpoints != self.config.decode.average_checkpoints:
             raise UsageError(
@@ -130,39 +139,48 @@ class Run:
                 "checkpoints, load the run with ",
                 Setting("average_checkpoints", config.average_checkpoints),
             )
-        return Translator(self.model, self.vocabulary, config)
+        return Translator(self.model, self.vocabulary, config, sampling)
 
-    def translate(
-        self, lines: Iterable[str], *, truncate: bool = False, **decode: Option
-    ) -> list[str]:
+    def translate(self, lines: Iterable[str], **options: Option) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
-        Line endings are not part of a line, so `lines` can be an open file.
-
-        Set `truncate` to shorten a line that is too long instead of raising a DataError. The
-        arguments in `decode`, such as `beam_size=1`, override fields in `DecodeConfig`. An invalid
-        value raises a ConfigError.
+        Line endings are not part of a line, so `lines` can be an open file. The options and the
+        errors are those of `translate_best`.
         """
-        best = self.translate_best(lines, 1, truncate=truncate, **decode)
+        best = self.translate_best(lines, 1, **options)
         return [hypotheses[0].text for hypotheses in best]
 
     def translate_best(
-        self, lines: Iterable[str], num_best: int, *, truncate: bool = False, **decode: Option
+        self,
+        lines: Iterable[str],
+        num_best: int,
+        *,
+        truncate: bool = False,
+        sampling: Sampling | None = None,
+        **decode: Option,
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line with their scores, best first.
 
         A line always has at least one translation, but it has fewer than `num_best` if the search
         does not finish enough hypotheses. Often, few hypotheses finish if `decode.beam_end` is
-        "tensor2tensor" and the model rarely predicts the end of a sentence.
+        "tensor2tensor" and the model rarely predicts the end of a sentence. With `sampling`, a line
+        has `num_best` independent samples in the order in which they were drawn.
 
-        Raises a UsageError if `num_best` is not between 1 and the beam size. Also raises the same
-        errors as `translate`.
+        Set `truncate` to shorten a line that is too long instead of raising a DataError. The
+        arguments in `decode`, such as `beam_size=1`, override fields in `DecodeConfig`. An invalid
+        value raises a ConfigError.
+
+        Raises:
+            UsageError: `num_best` is not between 1 and the beam size, or `decode` is given
+                with `sampling`.
+            DataError: a line is not valid text or too long.
         """
-        translator = self.translator(**decode)
+        translator = self.translator(sampling=sampling, **decode)
         # A single string is an error that `check` reports.
         lines = lines if isinstance(lines, str) else strip_lines(lines, "line")
-        translator.check(lines, num_best=num_best, truncate=truncate)
-        return translator.translate(self.params, lines, num_best=num_best, truncate=truncate)
+        options: dict[str, Any] = {"num_best": num_best, "truncate": truncate}
+        translator.check(lines, **options)
+        return translator.translate(self.params, lines, **options)
 
     def evaluate(self, split: Split | None = None, **decode: Option) -> "Evaluation":
         """Translate and score a split of the run's text.

@@ -6,7 +6,9 @@ is compiled once for each width.
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,7 @@ from transformer_jax.config import DecodeConfig
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
+from transformer_jax.inference.sampling import NEVER_DRAWN, Sampling, draw_tokens, identify_draw
 from transformer_jax.inference.search import NEG_INF, Translations, beam_search, greedy_search
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
@@ -35,8 +38,16 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """The log-probability divided by the length penalty; for greedy search, the log-probability
-    itself."""
+    """The log-probability divided by the length penalty; for greedy search and for a sample, the
+    log-probability itself."""
+
+
+class Sentence(NamedTuple):
+    """A sentence to translate."""
+
+    source: list[int]
+    sample: int = 0
+    """The number of the sample, if the translation is drawn at random."""
 
 
 def padded_length(length: int, longest: int | None) -> int:
@@ -55,7 +66,7 @@ def group_by_width(widths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
             yield width, indices[start : start + ROWS]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="sampling")
 def translate_batch(
     model: EncoderDecoder,
     config: DecodeConfig,
@@ -63,12 +74,15 @@ def translate_batch(
     params: Params,
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
+    draws: Int[Array, "B 3"] | None = None,
+    sampling: Sampling | None = None,
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
     `limit` is the maximum length of each translation. No limit may exceed S +
     `config.max_extra_length` or the number of positions that the decoder can read. The program does
     not check the limits or the token IDs; `Translator` keeps them in range.
+    `sampling` and `draws` (see `draw_tokens`) replace greedy search.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     apply: Any = functools.partial(model.apply, {"params": params})
@@ -85,6 +99,9 @@ def translate_batch(
         # to generate PAD.
         "suppress_tokens": (PAD,) if start == PAD else (),
     }
+    if sampling is not None and draws is not None:
+        choose = functools.partial(draw_tokens, sampling, draws)
+        shared |= {"suppress_tokens": NEVER_DRAWN, "choose": choose}
     if beam_size == 1:
         return greedy_search(step, state, limit, **shared)
     return beam_search(
@@ -103,8 +120,16 @@ def translate_batch(
 class Translator:
     """A translator for one model and decode config; it compiles the search once per width."""
 
-    def __init__(self, model: EncoderDecoder, vocabulary: Vocabulary, config: DecodeConfig) -> None:
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        vocabulary: Vocabulary,
+        config: DecodeConfig,
+        sampling: Sampling | None = None,
+    ) -> None:
         """Check that the vocabulary fits the model, and store the arguments.
+
+        With `sampling`, the translator draws translations at random instead of searching.
 
         Raises:
             ValueError: the vocabulary does not have the size that the model expects.
@@ -114,18 +139,25 @@ class Translator:
         sizes = len(vocabulary.source), len(vocabulary.target)
         if sizes != expected:
             raise ValueError(f"the vocabulary has {sizes} tokens, but the model has {expected}")
-        self.model, self.vocabulary, self.config = model, vocabulary, config
+        self.model, self.vocabulary, self.sampling = model, vocabulary, sampling
+        self.config = config if sampling is None else replace(config, beam_size=1)
         self.longest_source, self.longest_target = model.config.max_lengths
 
-    def check(self, lines: Sequence[str], *, num_best: int = 1, truncate: bool = False) -> None:
+    def check(
+        self,
+        lines: Sequence[str],
+        *,
+        num_best: int = 1,
+        truncate: bool = False,
+    ) -> None:
         """Check the arguments to `translate`, and issue a note about text with unknown tokens.
 
-        Raises a UsageError unless `num_best` is from 1 to the beam size. Also raises the same
-        errors as `encode`.
+        Raises a UsageError if `num_best` is not positive, or if it exceeds the beam size of a
+        search. Also raises the same errors as `encode`.
         """
         if num_best < 1:
             raise UsageError(f"the number of translations must be positive, got {num_best}")
-        if num_best > (beam_size := self.config.beam_size):
+        if self.sampling is None and num_best > (beam_size := self.config.beam_size):
             raise UsageError(
                 f"a beam of {beam_size} cannot return the {num_best} best translations; pass ",
                 Setting("beam_size", num_best),
@@ -202,25 +234,28 @@ class Translator:
         num_best: int = 1,
         truncate: bool = False,
     ) -> list[list[Hypothesis]]:
-        """Return up to `num_best` translations of each line, limited by the beam size.
+        """Return up to `num_best` translations of each line, or exactly as many samples.
 
         A blank line gets one empty translation. This method advances the current task (see
-        `progress.task`) by the number of finished lines. The errors are those of `encode` and
-        `translate_batches`.
+        `progress.task`) by the number of finished lines or samples. The errors are those of
+        `encode` and `translate_batches`.
         """
         sources = self.encode(lines, truncate=truncate)
-        translations = [[Hypothesis("", 0.0)] for _ in sources]
-        progress.advance(sum(not source for source in sources))
-        for indices, best in self.translate_batches(params, sources, num_best):
+        copies, num_best = (1, num_best) if self.sampling is None else (num_best, 1)
+        sentences = [Sentence(source, sample) for source in sources for sample in range(copies)]
+        found = [[Hypothesis("", 0.0)]] * len(sentences)
+        progress.advance(sum(not sentence.source for sentence in sentences))
+        for indices, best in self.translate_batches(params, sentences, num_best):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
-                translations[index] = self._decode(tokens[:num_best], scores[:num_best])
+                found[index] = self._decode(tokens[:num_best], scores[:num_best])
             progress.advance(len(indices))
-        return translations
+        starts = range(0, len(found), copies)
+        return [list(itertools.chain(*found[i : i + copies])) for i in starts]
 
     def translate_batches(
-        self, params: Params, sources: Sequence[list[int]], num_best: int
+        self, params: Params, sentences: Sequence[Sentence], num_best: int
     ) -> Iterator[tuple[list[int], Translations]]:
-        """Group tokenized sources by width; yield the indices and translations of each batch.
+        """Group sentences by width; yield the indices and translations of each batch.
 
         This method skips blank sources. The arrays of translations may have more rows than
         the batch has indices.
@@ -228,10 +263,10 @@ class Translator:
         Raises:
             OutOfMemoryError: the device does not have enough memory for a batch.
         """
-        widths = [self.width(len(source)) if source else 0 for source in sources]
+        widths = [self.width(len(x.source)) if x.source else 0 for x in sentences]
         for width, batch in group_by_width(widths):
             if width:
-                yield batch, self._search(params, [sources[i] for i in batch], width, num_best)
+                yield batch, self._search(params, [sentences[i] for i in batch], width, num_best)
 
     def translate_tokens(self, params: Params, source: list[int]) -> list[int]:
         """Return the tokens of the best translation of one encoded, nonblank source.
@@ -239,24 +274,27 @@ class Translator:
         The last token is `eos`. The search is the same as in `translate`.
         """
         width = self.width(len(source))
-        tokens = self._search(params, [source], width, 1).tokens[0, 0]
+        tokens = self._search(params, [Sentence(source)], width, 1).tokens[0, 0]
         return [int(token) for token in tokens if token != PAD]
 
     def _search(
-        self, params: Params, sources: list[list[int]], width: int, num_best: int
+        self, params: Params, sentences: Sequence[Sentence], width: int, num_best: int
     ) -> Translations:
-        """Search for translations of at most `ROWS` sentences; unused rows have a limit of 0."""
-        source, limit = np.zeros((ROWS, width), np.int32), np.zeros(ROWS, np.int32)
-        for row, tokens in enumerate(sources):
-            source[row, : len(tokens)] = tokens
-            limit[row] = self.limit(len(tokens))
+        """Translate at most `ROWS` sentences; unused rows have a limit of 0."""
+        limit = pad_rows([[self.limit(len(x.source))] for x in sentences], 1)[:, 0]
+        arrays = [pad_rows([x.source for x in sentences], width), limit]
+        extra: dict[str, Any] = {}
+        if (sampling := self.sampling) is not None:
+            draws = [identify_draw(sampling.seed, x.source, x.sample) for x in sentences]
+            # All seeds and numbers of samples share a compiled program.
+            extra |= {"draws": pad_rows(draws, 3), "sampling": replace(sampling, seed=0)}
         size = f"{ROWS} sentences of {width} tokens with a beam of {self.config.beam_size}"
         advice: list[str | Setting] = ["use a device with more memory"]
         if self.config.beam_size > 1:
             advice = ["try a smaller beam, such as ", Setting("beam_size", 1)]
         message = f"the device has too little memory for {size}: "
         with memory_errors(message, *advice), standard_settings(self.model.config.dtype):
-            best = translate_batch(self.model, self.config, num_best, params, source, limit)
+            best = translate_batch(self.model, self.config, num_best, params, *arrays, **extra)
             return jax.device_get(best)
 
     def _decode(
@@ -271,6 +309,14 @@ class Translator:
             for rank, (text, score) in enumerate(zip(texts, scores, strict=True))
             if rank == 0 or score > NEG_INF / 2
         ]
+
+
+def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Int[np.ndarray, "B W"]:
+    """Return an array with up to `ROWS` given rows, padded with zeros."""
+    padded = np.zeros((ROWS, width), np.int32)
+    for row, values in zip(padded, rows, strict=False):
+        row[: len(values)] = values
+    return padded
 
 
 def strip_lines(lines: Iterable[str], name: str) -> list[str]:

@@ -20,7 +20,7 @@ from transformer_jax.baselines.build import build_model
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.errors import TransformerJaxError
 from transformer_jax.inference.trained_run import Option, Run
-from transformer_jax.inference.translate import Translator
+from transformer_jax.inference.translate import Sentence, Translator
 from transformer_jax.optional import import_optional
 from transformer_jax.special_tokens import EOS, UNKNOWN
 
@@ -140,16 +140,16 @@ def find_translations(run: Run, lines: Sequence[str], **decode: Option) -> list[
     model = build_model(config, **run.vocabulary.sizes)
     search = replace(replace(run.config.decode, beam_size=1), **decode)
     translator = Translator(model, run.vocabulary, search)
-    sources = translator.encode(lines)
+    sentences = [Sentence(tokens) for tokens in translator.encode(lines)]
     texts = run.vocabulary.target.token_texts
     translations: dict[int, Translation] = {}
     # By default, GPUs and TPUs round the inputs of float32 matrix products.
     with jax.default_matmul_precision("highest"):
-        for indices, best in translator.translate_batches(run.params, sources, 1):
+        for indices, best in translator.translate_batches(run.params, sentences, 1):
             for index, tokens, scores in zip(indices, best.tokens, best.scores, strict=False):
                 text = [texts[token] for token in tokens[0, : list(tokens[0]).index(EOS)]]
                 # `limit` includes the end-of-sentence token, but `max_tokens` does not.
-                max_tokens = translator.limit(len(sources[index])) - 1
+                max_tokens = translator.limit(len(sentences[index].source)) - 1
                 translations[index] = Translation(text, float(scores[0]), max_tokens)
     return [translations[index] for index in range(len(lines))]
 

@@ -1,5 +1,6 @@
 """Test the `translate` command and how it splits its input into lines."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from run_files import write_untrained_run
 from transformer_jax.cli import main
 from transformer_jax.commands.inference import _decode_lines
 from transformer_jax.errors import DataError
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS
 
@@ -112,6 +114,55 @@ def test_a_line_with_fewer_translations_than_requested_has_one_and_is_counted(
     num_short = sum(count < 4 for count in counts[1:])
     assert num_short
     assert f"note: {num_short} of 10 lines have fewer than 4 translations" in " ".join(err.split())
+
+
+@pytest.fixture
+def translate(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Translate lines with options; return the exit code, the output, and the errors."""
+
+    def translate(lines: list[str], *options: str) -> tuple[int, str, str]:
+        (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        with (tmp_path / "in.txt").open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            code = main(["translate", str(run.folder.path), *options])
+        return code, *capfd.readouterr()
+
+    return translate
+
+
+def test_the_command_line_draws_the_samples_that_python_draws(
+    run: Run, lines: list[str], translate: Callable[..., tuple[int, str, str]]
+) -> None:
+    sampling = Sampling(0.7, 20, 0.9, seed=5)
+    given = ["--temperature", "0.7", "--top-k", "20", "--top-p", "0.9", "--seed", "5"]
+    some = [lines[0], "", lines[1]]
+    code, out, _ = translate(some, "--sample", *given)
+    assert (code, out.split("\n")[:-1]) == (0, run.translate(some, sampling=sampling))
+    code, out, err = translate(some, "--sample", "--n-best", "6", *given)
+    expected = [
+        f"{number}\t{sample.score:.4f}\t{sample.text}"
+        for number, samples in enumerate(run.translate_best(some, 6, sampling=sampling), start=1)
+        for sample in samples
+    ]
+    assert (code, out.split("\n")[:-1], err) == (0, expected, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "2"], "--temperature needs --sample"),
+        (["--sample", "--beam-size", "2"], "beam_size cannot be used with sampling"),
+        (["--sample", "--top-p", "2"], "sampling.top_p must be above 0 and at most 1, got 2.0"),
+    ],
+)
+def test_sampling_options_that_do_not_fit_are_reported(
+    translate: Callable[..., tuple[int, str, str]], options: list[str], message: str
+) -> None:
+    code, out, err = translate(["one"], *options)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
 
 
 @pytest.fixture(scope="module")
