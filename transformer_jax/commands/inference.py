@@ -24,7 +24,7 @@ from transformer_jax.console import (
     stderr,
     stdout,
 )
-from transformer_jax.data.text_files import choose_compression, find_format
+from transformer_jax.data.text_files import choose_compression, find_format, read_lines
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.files import check_available, write_bytes
 from transformer_jax.runs.run_folder import RunFolder
@@ -119,6 +119,9 @@ class Translate(RunCommand):
     """Write the word alignment of each line and its best translation to this
     new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2.
     A file whose name ends in .gz, .xz, or .bz2 is compressed."""
+    prefixes: Path | None = None
+    """A file with a line for each line of input: the text with which its
+    translation must begin. An empty line has no effect."""
     sample: FlagCreatePairsOff[bool] = False
     """Draw translations at random instead of searching; with --n-best N, draw N
     samples of each line. A sample depends only on its line, its number, and
@@ -138,6 +141,7 @@ class Translate(RunCommand):
         if self.alignments is not None:
             check_new_file(self.alignments, "alignments")
             choose_compression(self.alignments)
+        prefixes = None if self.prefixes is None else list(read_lines(self.prefixes))
         run = self.load()
         if self.ensemble:
             from transformer_jax.inference.ensemble import ensemble
@@ -152,11 +156,12 @@ class Translate(RunCommand):
         # Check all lines first, so that an error is reported before any translation is printed.
         count = 1 if self.n_best is None else self.n_best
         options: dict[str, Any] = {"num_best": count, "truncate": self.truncate}
-        translator.check(lines, **options)
+        translator.check(lines, prefixes=prefixes, **options)
         num_short, alignments = 0, list[str]()
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
-            best = translator.translate(run.params, chunk, **options)
+            begin = None if prefixes is None else prefixes[start : start + CHUNK_LINES]
+            best = translator.translate(run.params, chunk, prefixes=begin, **options)
             with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
             num_short += sum(len(hypotheses) < count for hypotheses in with_text)
             self._print(start, best)

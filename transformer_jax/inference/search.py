@@ -1,5 +1,7 @@
 """Beam search (section 6.1) and greedy search with any step function.
 
+A prefix contains the tokens with which a sentence's translations must begin, followed by zeros.
+
 A step function reads the latest token of each hypothesis and returns the logits for the next token.
 The search space consists of all sequences of at most `limit` tokens that end in `eos`. At the last
 position, only `eos` is allowed.
@@ -134,6 +136,7 @@ class _Search(NamedTuple):
     penalty: Callable[[Float[Array, "..."]], Float[Array, "..."]]
     num_best: int
     end_rule: EndRule
+    prefix: Int[Array, "B L"] | None
 
 
 def beam_search(
@@ -150,6 +153,7 @@ def beam_search(
     length_penalty: str = "gnmt",
     beam_end: str = "tensor2tensor",
     num_best: int = 1,
+    prefix: Int[Array, "B L"] | None = None,
 ) -> Translations:
     """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
 
@@ -157,7 +161,8 @@ def beam_search(
     including `eos`, and must not exceed `max_length`. A sentence with a limit of 0 gets no
     hypothesis. `alpha` must be at least 0, and `length_penalty` must be a name in `PENALTIES`. No
     translation contains any of the `suppress_tokens`, but the probabilities of other tokens are not
-    renormalized.
+    renormalized. A prefix must be shorter than its sentence's limit. A score includes the
+    log-probability of the prefix.
 
     `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
     "tensor2tensor": a hypothesis can finish if appending `eos` gives one of the sentence's 2 J
@@ -171,7 +176,8 @@ def beam_search(
     displace live ones.
     """
     penalty = functools.partial(PENALTIES[length_penalty], alpha=alpha)
-    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, END_RULES[beam_end])
+    end_rule = END_RULES[beam_end]
+    search = _Search(step, limit, eos, suppress_tokens, penalty, num_best, end_rule, prefix)
     shape = (len(limit), beam_size)
     empty = jnp.zeros((*shape, max_length), jnp.int32)
     # Initially, all hypotheses are identical, so only the first one is live.
@@ -209,12 +215,19 @@ def _extend(search: _Search, beam: _Beam) -> _Beam:
     # each sentence. For a single top-k over J x N continuations, XLA sorts the whole array, which
     # is far slower. `eos` is not a continuation, because a hypothesis that ends does not continue.
     allowed = forbid(logits, (search.eos, *search.suppress_tokens))
+    if search.prefix is not None:
+        forced = search.prefix[:, beam.position, None]
+        is_next = jax.nn.one_hot(forced, logits.shape[-1], dtype=bool)
+        only_next = jnp.where(is_next, logits, NEG_INF)
+        allowed = jnp.where(forced[..., None] == 0, allowed, only_next)
     top_logits, tokens = jax.lax.top_k(allowed, min(2 * beam_size, logits.shape[-1]))
     # The log-probability of an empty slot stays at NEG_INF instead of decreasing at each step.
     candidates = jnp.maximum(offset[..., None] + top_logits, NEG_INF).reshape(num_sentences, -1)
 
     ending = offset + logits[..., search.eos]
     can_end = search.end_rule(beam, ending, candidates, is_last)
+    if search.prefix is not None:
+        can_end &= search.prefix[:, beam.position, None] == 0
     ending_scores = jnp.where(can_end, ending / search.penalty(length.astype(jnp.float32)), NEG_INF)
     ending_tokens = beam.live_tokens.at[:, :, beam.position].set(search.eos)
     all_scores = jnp.concatenate([beam.finished_scores, ending_scores], axis=1)
@@ -295,13 +308,13 @@ def greedy_search(
     start: int,
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
+    prefix: Int[Array, "B L"] | None = None,
     choose: Callable[[Float[Array, "B N"], Int[Array, ""]], Int[Array, " B"]] | None = None,
 ) -> Translations:
     """Choose the most likely token at each step, and stop at the first `eos`.
 
-    A translation's score is its log-probability. As in `beam_search`, no translation contains any
-    of the `suppress_tokens`. Unlike this search, a beam search with one slot does not stop at the
-    first `eos`.
+    A translation's score is its log-probability. `suppress_tokens` and `prefix` are the same as in
+    `beam_search`. Unlike this search, a beam search with one slot does not stop at the first `eos`.
     `choose` replaces the choice of the most likely token. It is a function from (logits, position)
     to tokens.
     """
@@ -316,6 +329,9 @@ def greedy_search(
         allowed = forbid(logits, suppress_tokens)
         chosen = first_argmax(allowed) if choose is None else choose(allowed, greedy.position)
         last_tokens = jnp.where(is_last, eos, chosen)
+        if prefix is not None:
+            forced = prefix[:, greedy.position]
+            last_tokens = jnp.where(forced == 0, last_tokens, forced)
         log_prob = jnp.take_along_axis(logits, last_tokens[:, None], axis=-1)[:, 0]
         log_prob -= jax.nn.logsumexp(logits, axis=-1)
         is_done = greedy.is_done

@@ -156,6 +156,7 @@ class Run:
         num_best: int,
         *,
         truncate: bool = False,
+        prefixes: Iterable[str] | None = None,
         sampling: Sampling | None = None,
         **decode: Option,
     ) -> list[list[Hypothesis]]:
@@ -166,19 +167,21 @@ class Run:
         "tensor2tensor" and the model rarely predicts the end of a sentence. With `sampling`, a line
         has `num_best` independent samples in the order in which they were drawn.
 
-        Set `truncate` to shorten a line that is too long instead of raising a DataError. The
+        Set `truncate` to shorten a line that is too long instead of raising a DataError. `prefixes`
+        contains the beginning of the translation of each line; a blank prefix has no effect. The
         arguments in `decode`, such as `beam_size=1`, override fields in `DecodeConfig`. An invalid
         value raises a ConfigError.
 
         Raises:
-            UsageError: `num_best` is not between 1 and the beam size, or `decode` is given
-                with `sampling`.
-            DataError: a line is not valid text or too long.
+            UsageError: `num_best` is not between 1 and the beam size, `decode` is given with
+                `sampling`, or the number of prefixes is wrong.
+            DataError: a line or a prefix is not valid text or too long.
         """
         translator = self.translator(sampling=sampling, **decode)
         # A single string is an error that `check` reports.
         lines = lines if isinstance(lines, str) else strip_lines(lines, "line")
-        options: dict[str, Any] = {"num_best": num_best, "truncate": truncate}
+        prefixes = None if prefixes is None else strip_lines(prefixes, "prefix")
+        options = {"num_best": num_best, "truncate": truncate, "prefixes": prefixes}
         translator.check(lines, **options)
         return translator.translate(self.params, lines, **options)
 

@@ -46,6 +46,9 @@ class Sentence(NamedTuple):
     """A sentence to translate."""
 
     source: list[int]
+    prefix: list[int] | None = None
+    """The tokens with which the translation must begin. All sentences of a batch have a prefix, or
+    none has one, because they need different programs."""
     sample: int = 0
     """The number of the sample, if the translation is drawn at random."""
 
@@ -74,15 +77,16 @@ def translate_batch(
     params: Params,
     source: Int[Array, "B S"],
     limit: Int[Array, " B"],
+    prefix: Int[Array, "B L"] | None = None,
     draws: Int[Array, "B 3"] | None = None,
     sampling: Sampling | None = None,
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
     `limit` is the maximum length of each translation. No limit may exceed S +
-    `config.max_extra_length` or the number of positions that the decoder can read. The program does
-    not check the limits or the token IDs; `Translator` keeps them in range.
-    `sampling` and `draws` (see `draw_tokens`) replace greedy search.
+    `config.max_extra_length` or the number of positions that the decoder can read. L is S +
+    `config.max_extra_length`. The program does not check the limits or the token IDs; `Translator`
+    keeps them in range. `sampling` and `draws` (see `draw_tokens`) replace greedy search.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     apply: Any = functools.partial(model.apply, {"params": params})
@@ -98,6 +102,7 @@ def translate_batch(
         # PAD was added after training, so its logit is untrained. All other models have learned not
         # to generate PAD.
         "suppress_tokens": (PAD,) if start == PAD else (),
+        "prefix": prefix,
     }
     if sampling is not None and draws is not None:
         choose = functools.partial(draw_tokens, sampling, draws)
@@ -149,11 +154,12 @@ class Translator:
         *,
         num_best: int = 1,
         truncate: bool = False,
+        prefixes: Sequence[str] | None = None,
     ) -> None:
         """Check the arguments to `translate`, and issue a note about text with unknown tokens.
 
         Raises a UsageError if `num_best` is not positive, or if it exceeds the beam size of a
-        search. Also raises the same errors as `encode`.
+        search. Also raises the same errors as `encode` and `encode_prefixes`.
         """
         if num_best < 1:
             raise UsageError(f"the number of translations must be positive, got {num_best}")
@@ -162,8 +168,10 @@ class Translator:
                 f"a beam of {beam_size} cannot return the {num_best} best translations; pass ",
                 Setting("beam_size", num_best),
             )
-        self.encode(lines, truncate=truncate)
+        sources = self.encode(lines, truncate=truncate)
         note_unknown("the source", self.vocabulary.source, lines)
+        self.encode_prefixes(prefixes, sources)
+        note_unknown("the prefixes", self.vocabulary.target, prefixes or ())
 
     def encode(self, lines: Sequence[str], *, truncate: bool = False) -> list[list[int]]:
         """Return the tokens in each line, including `eos`. A blank line has no tokens.
@@ -214,6 +222,29 @@ class Translator:
             )
         return [*tokens[: longest - 1], EOS]
 
+    def encode_prefixes(
+        self, prefixes: Sequence[str] | None, sources: Sequence[list[int]]
+    ) -> Sequence[list[int] | None]:
+        """Return the tokens with which the translation of each encoded source must begin, if any.
+
+        Raises:
+            UsageError: the numbers of prefixes and sources differ.
+            DataError: a prefix is too long for a translation of its source.
+        """
+        if prefixes is None:
+            return [None] * len(sources)
+        if len(prefixes) != len(sources):
+            raise UsageError(f"there are {len(sources)} lines, but {len(prefixes)} prefixes")
+        encoded = [tokens[:-1] for tokens in self.vocabulary.target.encode(list(prefixes))]
+        for number, (tokens, source) in enumerate(zip(encoded, sources, strict=True), start=1):
+            longest = self.limit(len(source)) - 1 if source else 0
+            if len(tokens) > longest:
+                raise DataError(
+                    f"prefix {number} has {len(tokens)} tokens, but a translation of line {number} "
+                    f"has at most {longest}: shorten the prefix"
+                )
+        return encoded
+
     def width(self, length: int) -> int:
         """Return the padded length of a source sentence."""
         return padded_length(length, self.longest_source)
@@ -233,16 +264,18 @@ class Translator:
         *,
         num_best: int = 1,
         truncate: bool = False,
+        prefixes: Sequence[str] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line, or exactly as many samples.
 
         A blank line gets one empty translation. This method advances the current task (see
         `progress.task`) by the number of finished lines or samples. The errors are those of
-        `encode` and `translate_batches`.
+        `encode`, `encode_prefixes`, and `translate_batches`.
         """
         sources = self.encode(lines, truncate=truncate)
         copies, num_best = (1, num_best) if self.sampling is None else (num_best, 1)
-        sentences = [Sentence(source, sample) for source in sources for sample in range(copies)]
+        pairs = zip(sources, self.encode_prefixes(prefixes, sources), strict=True)
+        sentences = [Sentence(*pair, sample) for pair in pairs for sample in range(copies)]
         found = [[Hypothesis("", 0.0)]] * len(sentences)
         progress.advance(sum(not sentence.source for sentence in sentences))
         for indices, best in self.translate_batches(params, sentences, num_best):
@@ -284,6 +317,9 @@ class Translator:
         limit = pad_rows([[self.limit(len(x.source))] for x in sentences], 1)[:, 0]
         arrays = [pad_rows([x.source for x in sentences], width), limit]
         extra: dict[str, Any] = {}
+        if sentences[0].prefix is not None:
+            prefixes = [x.prefix or [] for x in sentences]
+            extra["prefix"] = pad_rows(prefixes, width + self.config.max_extra_length)
         if (sampling := self.sampling) is not None:
             draws = [identify_draw(sampling.seed, x.source, x.sample) for x in sentences]
             # All seeds and numbers of samples share a compiled program.

@@ -149,6 +149,24 @@ def test_the_command_line_draws_the_samples_that_python_draws(
     assert (code, out.split("\n")[:-1], err) == (0, expected, "")
 
 
+def test_the_command_line_reads_prefixes_from_a_file(
+    run: Run, lines: list[str], translate: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    file, some = tmp_path / "prefixes.txt", [lines[0], "", lines[1]]
+    file.write_text("zwei\n\n\n", "utf-8")
+    code, out, _ = translate(some, "--prefixes", str(file))
+    assert (code, out.split("\n")[:-1]) == (0, run.translate(some, prefixes=["zwei", "", ""]))
+    assert out.startswith("zwei")
+    code, out, err = translate(lines[:2], "--prefixes", str(file))
+    assert (code, out) == (2, "")
+    assert "there are 2 lines, but 3 prefixes" in err
+    file.write_bytes(b"ein\n\xff\n\n")
+    code, _, err = translate(some, "--prefixes", str(file))
+    assert (code, "prefixes.txt, line 2" in err) == (65, True)
+    code, _, err = translate(some, "--prefixes", str(tmp_path / "none"))
+    assert (code, "none cannot be read" in err) == (65, True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -113,6 +113,7 @@ def beam(
     num_best: int,
     beam_end: str = "any",
     suppress_tokens: tuple[int, ...] = (),
+    prefix: Array | None = None,
 ) -> Translations:
     return beam_search(
         step,
@@ -127,15 +128,20 @@ def beam(
         beam_end=beam_end,
         num_best=num_best,
         suppress_tokens=suppress_tokens,
+        prefix=prefix,
     )
 
 
 @functools.partial(jax.jit, static_argnames="suppress_tokens")
-def greedy(table: Array, limits: Array, suppress_tokens: tuple[int, ...] = ()) -> Translations:
+def greedy(
+    table: Array,
+    limits: Array,
+    suppress_tokens: tuple[int, ...] = (),
+    prefix: Array | None = None,
+) -> Translations:
     state = State(jnp.zeros((len(table), 1, LONGEST), jnp.int32), table)
-    return greedy_search(
-        step, state, limits, max_length=LONGEST, start=BOS, eos=EOS, suppress_tokens=suppress_tokens
-    )
+    options: dict[str, Any] = {"suppress_tokens": suppress_tokens, "prefix": prefix}
+    return greedy_search(step, state, limits, max_length=LONGEST, start=BOS, eos=EOS, **options)
 
 
 def log_probs_after(table: Floats, tokens: tuple[int, ...]) -> Floats:
@@ -166,23 +172,31 @@ def all_translations(table: Floats, limit: int, kind: tuple[str, float]) -> list
     return sorted(translations, reverse=True)
 
 
-def continuations(table: Floats, live: list[Scored]) -> list[Scored]:
-    """Return the log-probability and tokens of every one-token extension of each hypothesis."""
+def continuations(table: Floats, live: list[Scored], prefix: tuple[int, ...] = ()) -> list[Scored]:
+    """Return the log-probability and tokens of every one-token extension of each hypothesis.
+
+    Omit the extensions that do not begin with the prefix.
+    """
     return [
         (prefix_log_prob + float(token_log_prob), (*tokens, token))
         for prefix_log_prob, tokens in live
         for token, token_log_prob in enumerate(log_probs_after(table, tokens))
+        if token in prefix[len(tokens) : len(tokens) + 1] or len(tokens) >= len(prefix)
     ]
 
 
 def exhaustive_beam(
-    table: Floats, limit: int, kind: tuple[str, float], beam_size: int
+    table: Floats,
+    limit: int,
+    kind: tuple[str, float],
+    beam_size: int,
+    prefix: tuple[int, ...] = (),
 ) -> list[Scored]:
     """Return all translations that beam search would find without early stopping, best first."""
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer = continuations(table, live)
+        longer = continuations(table, live, prefix)
         finished += [
             (p / divisor(length, kind), tokens) for p, tokens in longer if tokens[-1] == EOS
         ]
@@ -191,7 +205,11 @@ def exhaustive_beam(
 
 
 def tensor2tensor_beam(
-    table: Floats, limit: int, kind: tuple[str, float], beam_size: int
+    table: Floats,
+    limit: int,
+    kind: tuple[str, float],
+    beam_size: int,
+    prefix: tuple[int, ...] = (),
 ) -> list[Scored]:
     """Return the `beam_size` best translations that Tensor2Tensor's search finishes, best first.
 
@@ -203,7 +221,7 @@ def tensor2tensor_beam(
     live: list[Scored] = [(0.0, ())]
     finished: list[Scored] = []
     for length in range(1, limit + 1):
-        longer = continuations(table, live)
+        longer = continuations(table, live, prefix)
         kept = sorted(longer, reverse=True)[: 2 * beam_size]
         if length == limit and not finished and not any(x[1][-1] == EOS for x in kept):
             kept = longer
@@ -425,6 +443,45 @@ def test_greedy_search_takes_the_likeliest_token_at_each_step(seed: int, limits:
             likeliest = int(np.argmax(log_probs_after(floats(table[sentence]), tokens)))
             tokens += (EOS if len(tokens) + 1 == limit else likeliest,)
         assert_best(actual, sentence, [(log_prob(floats(table[sentence]), tokens), tokens)])
+
+
+PREFIXES = [(3, 4), (), (1,)]
+"""The tokens with which the translations of each sentence begin."""
+FORCED = jnp.asarray([[*x, *[0] * (LONGEST - len(x))] for x in PREFIXES])
+
+
+@pytest.mark.parametrize(
+    ("rule", "oracle"), [("any", exhaustive_beam), ("tensor2tensor", tensor2tensor_beam)]
+)
+@pytest.mark.parametrize("beam_size", [1, 3])
+@given(seed=SEED, extra=LIMITS)
+@examples(10)
+def test_a_beam_search_with_prefixes_finds_the_best_translations_that_begin_with_them(
+    beam_size: int, rule: str, oracle: Any, seed: int, extra: list[int]
+) -> None:
+    # With a small bias, the token of the prefix is often the least likely one.
+    table, kind = random_table(seed, 5).at[:, :2, :, 3:].add(-4.0), ("gnmt", 0.6)
+    limits = [min(len(x) + n, LONGEST) for x, n in zip(PREFIXES, extra, strict=True)]
+    options: dict[str, Any] = {"beam_size": beam_size, "num_best": beam_size, "beam_end": rule}
+    actual = beam(table, jnp.asarray(limits), kind=kind, prefix=FORCED, **options)
+    for i, (limit, prefix) in enumerate(zip(limits, PREFIXES, strict=True)):
+        expected = oracle(floats(table[i]), limit, kind, beam_size, prefix)[:beam_size]
+        assert expected[0][1][: len(prefix)] == prefix
+        assert_best(actual, i, expected)
+        assert np.all(actual.scores[i, len(expected) :] <= NEG_INF / 2)
+
+
+@given(seed=SEED, extra=LIMITS)
+@examples(10)
+def test_a_greedy_search_with_prefixes_continues_them(seed: int, extra: list[int]) -> None:
+    table = random_table(seed, 5)
+    limits = [min(len(x) + n, LONGEST) for x, n in zip(PREFIXES, extra, strict=True)]
+    actual = greedy(table, jnp.asarray(limits), prefix=FORCED)
+    for i, (limit, tokens) in enumerate(zip(limits, PREFIXES, strict=True)):
+        while EOS not in tokens:
+            likeliest = int(np.argmax(log_probs_after(floats(table[i]), tokens)))
+            tokens += (EOS if len(tokens) + 1 == limit else likeliest,)
+        assert_best(actual, i, [(log_prob(floats(table[i]), tokens), tokens)])
 
 
 RECORDED: list[int] = []

@@ -10,13 +10,17 @@ from example_configs import SMALL, read_pairs
 from run_files import write_untrained_run
 
 from transformer_jax.console import format_for_shell
+from transformer_jax.data.batches import Ragged
 from transformer_jax.data.prepare import Prepared, prepare_text
 from transformer_jax.errors import DataError, OutOfMemoryError, UsageError
 from transformer_jax.inference import translate
+from transformer_jax.inference.pairs import token_log_probs
+from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import (
     ROWS,
     Hypothesis,
+    Sentence,
     Translator,
     translate_batch,
 )
@@ -258,3 +262,49 @@ def test_an_out_of_memory_error_suggests_a_smaller_beam_only_if_there_is_one(
             run.translate(["forty-two"], beam_size=beam_size)
         assert f"of 16 tokens with a beam of {beam_size}: " in format_for_shell(caught.value)
         assert format_for_shell(caught.value).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("options", "alpha"),
+    [
+        ({"beam_size": 1}, 0.0),
+        ({"beam_size": 3, "length_penalty_alpha": 0.6}, 0.6),
+        ({"sampling": Sampling(seed=1)}, 0.0),
+    ],
+    ids=["greedy", "beam", "sampling"],
+)
+def test_a_translation_continues_its_prefix_with_the_probabilities_of_score(
+    run: Run, lines: list[str], options: dict[str, Any], alpha: float
+) -> None:
+    sources, prefixes = lines[:3], ["zwei", "", "hundertein und"]
+    translator = run.translator(**options)
+    forced = [tokens[:-1] for tokens in run.vocabulary.target.encode(prefixes)]
+    pairs = zip(translator.encode(sources), forced, strict=True)
+    [(indices, best)] = translator.translate_batches(run.params, [Sentence(*x) for x in pairs], 1)
+    targets = [[t for t in tokens if t] for tokens in best.tokens[:3, 0].tolist()]
+    encoded = Ragged.from_lists(translator.encode(sources)), Ragged.from_lists(targets)
+    log_probs = token_log_probs(run.model, run.params, encoded)
+    hypotheses = run.translate_best(sources, 1, prefixes=prefixes, **options)
+    for i, prefix in zip(indices, prefixes, strict=True):
+        assert targets[i][: len(forced[i])] == forced[i]
+        assert hypotheses[i][0].text.startswith(prefix)
+        expected = log_probs[i].sum() / ((5 + len(targets[i])) / 6) ** alpha
+        assert hypotheses[i][0].score == pytest.approx(expected, rel=1e-4)
+    # A blank prefix has no effect, even if other lines have a prefix.
+    [free] = run.translate([sources[1]], **options)
+    assert hypotheses[1][0].text == free
+
+
+def test_a_prefix_that_cannot_begin_a_translation_is_an_error(run: Run) -> None:
+    with pytest.raises(UsageError, match=r"^there are 2 lines, but 1 prefixes$"):
+        run.translate(["one", "two"], prefixes=["eins"])
+    with pytest.raises(DataError, match=r"^prefix 2 has \d+ tokens, but .* has at most 0: shorten"):
+        run.translate(["one", ""], prefixes=["", "eins"])
+    with pytest.raises(DataError, match=r"^prefix 2 is not UTF-8: see character 1"):
+        run.translate(["one", "two"], prefixes=["", "\udcff"])
+    [tokens] = run.translator().encode(["one"])
+    most = run.translator().limit(len(tokens)) - 1
+    message = rf"^prefix 1 has \d+ tokens, but a translation of line 1 has at most {most}: short"
+    with pytest.raises(DataError, match=message):
+        run.translate(["one"], prefixes=["eins " * most])
+    assert run.translate([""], prefixes=[" "]) == [""]
