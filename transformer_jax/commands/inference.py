@@ -126,6 +126,9 @@ class Translate(RunCommand):
     """Draw translations at random instead of searching; with --n-best N, draw N
     samples of each line. A sample depends only on its line, its number, and
     these options."""
+    mbr: Annotated[int | None, arg(metavar="N")] = None
+    """Draw N samples of each line, and print the sample with the minimum Bayes
+    risk, which is the one with the highest mean chrF against all samples."""
     temperature: float | None = None
     """For samples: divide the logits by this number. Default: 1."""
     top_k: int | None = None
@@ -147,6 +150,8 @@ class Translate(RunCommand):
             from transformer_jax.inference.ensemble import ensemble
 
             run = ensemble([run, *map(self.load, self.ensemble)])
+        from transformer_jax.inference.translate import choose_minimum_risk
+
         translator = self._translator(run)
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
@@ -154,7 +159,7 @@ class Translate(RunCommand):
         if self.alignments is not None:
             run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.
-        count = 1 if self.n_best is None else self.n_best
+        count = next((n for n in (self.mbr, self.n_best) if n is not None), 1)
         options: dict[str, Any] = {"num_best": count, "truncate": self.truncate}
         translator.check(lines, prefixes=prefixes, **options)
         num_short, alignments = 0, list[str]()
@@ -164,6 +169,8 @@ class Translate(RunCommand):
             best = translator.translate(run.params, chunk, prefixes=begin, **options)
             with_text = [x for x, line in zip(best, chunk, strict=True) if line.strip()]
             num_short += sum(len(hypotheses) < count for hypotheses in with_text)
+            if self.mbr is not None:
+                best = [[choose_minimum_risk(samples)] for samples in best]
             self._print(start, best)
             if self.alignments is not None:
                 texts = [hypotheses[0].text for hypotheses in best]
@@ -180,15 +187,18 @@ class Translate(RunCommand):
 
     def _check_options(self) -> None:
         """Reject options that have no effect, before JAX is imported."""
+        samples = self.sample or self.mbr is not None
+        if self.mbr is not None and self.n_best is not None:
+            raise UsageError("--mbr prints one translation of each line: omit --n-best")
         for name in self.select_given("temperature", "top_k", "top_p", "seed"):
-            if not self.sample:
-                raise UsageError(f"{as_option(name)} needs --sample")
+            if not samples:
+                raise UsageError(f"{as_option(name)} needs --sample or --mbr")
 
     def _translator(self, run: "Run") -> "Translator":
         from transformer_jax.inference.sampling import Sampling
 
         given = self.select_given("temperature", "top_k", "top_p", "seed")
-        sampling = Sampling(**given) if self.sample else None
+        sampling = Sampling(**given) if self.sample or self.mbr is not None else None
         return run.translator(sampling=sampling, **self.decode_changes)
 
     def _print(self, start: int, best: list[list["Hypothesis"]]) -> None:

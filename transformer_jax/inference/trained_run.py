@@ -27,6 +27,7 @@ from transformer_jax.inference.summary import summarize
 from transformer_jax.inference.translate import (
     Hypothesis,
     Translator,
+    choose_minimum_risk,
     strip_lines,
 )
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
@@ -184,6 +185,19 @@ class Run:
         options = {"num_best": num_best, "truncate": truncate, "prefixes": prefixes}
         translator.check(lines, **options)
         return translator.translate(self.params, lines, **options)
+
+    def translate_minimum_risk(
+        self, lines: Iterable[str], num_samples: int, **options: Option
+    ) -> list[str]:
+        """Return the one of `num_samples` samples of each line that has the minimum Bayes risk.
+
+        The risk of a sample is 100 - its mean chrF against all samples of its line (Eikema and Aziz
+        2020). Differs from the paper, which searches for the likeliest translation. The options and
+        the errors are those of `translate_best`.
+        """
+        options.setdefault("sampling", Sampling())
+        best = self.translate_best(lines, num_samples, **options)
+        return [choose_minimum_risk(samples).text for samples in best]
 
     def evaluate(self, split: Split | None = None, **decode: Option) -> "Evaluation":
         """Translate and score a split of the run's text.

@@ -7,6 +7,7 @@ is compiled once for each width.
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -353,6 +354,18 @@ def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Int[np.ndarray, "B W"
     for row, values in zip(padded, rows, strict=False):
         row[: len(values)] = values
     return padded
+
+
+def choose_minimum_risk(samples: Sequence[Hypothesis]) -> Hypothesis:
+    """Return the first sample with the highest mean chrF against all samples."""
+    from sacrebleu import CHRF
+
+    chrf, counts = CHRF(), Counter(sample.text for sample in samples)
+    gains = {
+        text: sum(n * chrf.sentence_score(text, [other]).score for other, n in counts.items())
+        for text in counts
+    }
+    return max(samples, key=lambda sample: gains[sample.text])
 
 
 def strip_lines(lines: Iterable[str], name: str) -> list[str]:

@@ -147,6 +147,11 @@ def test_the_command_line_draws_the_samples_that_python_draws(
         for sample in samples
     ]
     assert (code, out.split("\n")[:-1], err) == (0, expected, "")
+    code, out, _ = translate(some, "--mbr", "6", *given)
+    assert (code, out.split("\n")[:-1]) == (
+        0,
+        run.translate_minimum_risk(some, 6, sampling=sampling),
+    )
 
 
 def test_the_command_line_reads_prefixes_from_a_file(
@@ -170,8 +175,10 @@ def test_the_command_line_reads_prefixes_from_a_file(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "2"], "--temperature needs --sample"),
+        (["--temperature", "2"], "--temperature needs --sample or --mbr"),
         (["--sample", "--beam-size", "2"], "beam_size cannot be used with sampling"),
+        (["--mbr", "4", "--n-best", "2"], "--mbr prints one translation of each line"),
+        (["--mbr", "0"], "the number of translations must be positive, got 0"),
         (["--sample", "--top-p", "2"], "sampling.top_p must be above 0 and at most 1, got 2.0"),
     ],
 )

@@ -7,6 +7,7 @@ seed, the source, the number of the sample, and the position.
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sacrebleu
 from example_configs import read_pairs
 from oracles import Floats, floats, softmax, transformer
 from processes import run_python
@@ -28,7 +30,7 @@ from transformer_jax.inference.sampling import (
     scale_logits,
 )
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.inference.translate import ROWS, Sentence
+from transformer_jax.inference.translate import ROWS, Hypothesis, Sentence, choose_minimum_risk
 from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 SETTINGS = [
@@ -222,3 +224,35 @@ def test_options_of_a_search_cannot_be_combined_with_sampling(run: Run) -> None:
         run.translate(["one"], sampling=Sampling(), beam_size=4)
     with pytest.raises(UsageError, match="the number of translations must be positive, got 0"):
         run.translate_best(["one"], 0, sampling=Sampling())
+
+
+def brute_force_risk(samples: Sequence[str]) -> int:
+    """Return the index with the highest mean chrF against all samples."""
+    chrf = sacrebleu.CHRF()
+    means = [np.mean([chrf.sentence_score(x, [y]).score for y in samples]) for x in samples]
+    return int(np.argmax(means))
+
+
+def find_minimum_risk(samples: Sequence[str]) -> int:
+    hypotheses = [Hypothesis(text, float(i)) for i, text in enumerate(samples)]
+    return int(choose_minimum_risk(hypotheses).score)
+
+
+def test_the_sample_of_minimum_risk_is_that_of_a_brute_force_search() -> None:
+    rng = np.random.default_rng(0)
+    words = ["eins", "zwei", "drei", "vierzig"]
+    for length in (1, 2, 5, 9):
+        samples = [" ".join(rng.choice(words, rng.integers(1, 4))) for _ in range(length)]
+        assert find_minimum_risk(samples) == brute_force_risk(samples)
+    # The first of several equally good samples is chosen.
+    assert find_minimum_risk(["b", "a", "a", "b"]) == 0
+    assert find_minimum_risk(["", ""]) == 0
+
+
+def test_a_translation_of_minimum_risk_is_one_of_the_samples(run: Run, lines: list[str]) -> None:
+    sampling = Sampling(temperature=0.5, seed=1)
+    samples = run.translate_best([*lines[:2], ""], 8, sampling=sampling)
+    texts = [[sample.text for sample in one] for one in samples]
+    expected = [one[brute_force_risk(one)] for one in texts]
+    assert run.translate_minimum_risk([*lines[:2], ""], 8, sampling=sampling) == expected
+    assert expected[-1] == ""
