@@ -1,6 +1,7 @@
 """The `evaluate` command, which scores a run's model."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import translate_command
-from transformer_jax.commands.inference import RunCommand
+from transformer_jax.commands.inference import EnsembleCommand
 from transformer_jax.commands.tables import (
     print_comparison,
     print_evaluation,
@@ -35,11 +36,12 @@ NOT_FOR_GRIDS = (
     "beam_size",
     "alpha",
     "beam_end",
+    "ensemble",
 )
 
 
 @dataclass(frozen=True)
-class Evaluate(RunCommand):
+class Evaluate(EnsembleCommand):
     """Translate a run's test set, and store the translations and their scores in the run."""
 
     split: Literal["test", "dev"] | None = None
@@ -80,7 +82,7 @@ class Evaluate(RunCommand):
         if self.grid:
             self._run_grid()
             return
-        run = self.load()
+        run = self.load_all()
         if self.per_checkpoint and run.average_checkpoints == 1:
             raise UsageError(
                 "--per-checkpoint needs averaged checkpoints: pass --average-checkpoints 2 or more"
@@ -114,7 +116,9 @@ class Evaluate(RunCommand):
         except StorageError as error:
             stderr.print(f"note: {error}")
         if not self.json:
-            stdout.print(f"next: {translate_command(run.folder, self.checkpoint_options)}")
+            members = "".join(f" {shlex.quote(str(path))}" for path in self.ensemble)
+            options = self.checkpoint_options + (members and f" --ensemble{members}")
+            stdout.print(f"next: {translate_command(run.folder, options)}")
 
     def _evaluate(
         self, run: "Run", baseline: "Run | None"

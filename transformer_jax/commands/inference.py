@@ -101,7 +101,24 @@ class RunCommand(CheckpointCommand):
 
 
 @dataclass(frozen=True)
-class Translate(RunCommand):
+class EnsembleCommand(RunCommand):
+    """Base class for commands that translate with one or more runs."""
+
+    ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN ...")] = ()
+    """Average the probabilities of RUN and of these runs, which must have the same vocabulary."""
+
+    def load_all(self) -> "Run":
+        """Load the command's run, or the ensemble of all given runs."""
+        run = self.load()
+        if not self.ensemble:
+            return run
+        from transformer_jax.inference.ensemble import ensemble
+
+        return ensemble([run, *map(self.load, self.ensemble)])
+
+
+@dataclass(frozen=True)
+class Translate(EnsembleCommand):
     """Translate standard input line by line, printing one line of output per line of input."""
 
     n_best: int | None = None
@@ -112,9 +129,6 @@ class Translate(RunCommand):
     blank line has one empty translation."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
-
-    ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN ...")] = ()
-    """Average the probabilities of RUN and of these runs, which must have the same vocabulary."""
     alignments: Path | None = None
     """Write the word alignment of each line and its best translation to this
     new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2.
@@ -145,11 +159,7 @@ class Translate(RunCommand):
             check_new_file(self.alignments, "alignments")
             choose_compression(self.alignments)
         prefixes = None if self.prefixes is None else list(read_lines(self.prefixes))
-        run = self.load()
-        if self.ensemble:
-            from transformer_jax.inference.ensemble import ensemble
-
-            run = ensemble([run, *map(self.load, self.ensemble)])
+        run = self.load_all()
         from transformer_jax.inference.translate import choose_minimum_risk
 
         translator = self._translator(run)

@@ -38,6 +38,8 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     result, scores = evaluation.result, evaluation.scores
     count = result["average_checkpoints"]
     mean = f", mean of {count} checkpoints" if count > 1 else ""
+    if members := result.get("members"):
+        mean += f", ensemble of {', '.join(member['run'] for member in members)}"
     stdout.print(
         f"{result['title']}, {scores.sentences} sentences, step {result['step']}{mean}\n"
         f"  perplexity  {result['perplexity']:.3f} per token\n"

@@ -60,7 +60,8 @@ class Evaluation(NamedTuple):
     produced the translations. For splits of `number_words`, `by_digits` contains the counts of
     correct numbers by number of digits. If the task is not translation, `task` contains the task's
     scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the
-    fields in `Scores`, and `task`."""
+    fields in `Scores`, and `task`. For an ensemble, `members` names its runs, and the steps are
+    those of the first run."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
@@ -196,6 +197,8 @@ def evaluate_text(
     task = score_task(run.config.data.task, text.sources, hypotheses, text.references)
     if task is not None:
         result["task"] = task
+    if members := run.describe_members():
+        result["members"] = members
     return Evaluation(result, text.sources, hypotheses, text.references, scores, sentences)
 
 
@@ -212,10 +215,11 @@ def evaluate(
     evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
 
     Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the
-    model, and a UsageError if `per_checkpoint` is set for a package.
+    model, and a UsageError if `per_checkpoint` is set for a package or an ensemble.
     """
-    if per_checkpoint and run.folder.package is not None:
-        raise UsageError(f"{run.folder.path} is a package and has no separate checkpoints")
+    kind = "an ensemble" if run.describe_members() else run.folder.package and "a package"
+    if per_checkpoint and kind:
+        raise UsageError(f"{run.folder.path} is {kind} and has no separate checkpoints")
     content = read_text(run, text)
     name = run.folder.path.resolve().name
     description = f"translating {content.title.removesuffix(' set')} with {name}"

@@ -8,9 +8,12 @@ The folder contains these files:
         scores.json              scores, how the translations were produced, and the digests of
                                  this file and of the files above
         baseline-NAME-*.json     comparisons with other runs (`significance`)
+
+The first run of an ensemble stores the evaluations of the ensemble in `ensembles/` instead.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,7 +50,9 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
-    folder = run.folder.path / "evaluations" / folder_name(evaluation.result)
+    # Code that looks for the scores of a run reads only the folder "evaluations".
+    kind = "ensembles" if "members" in evaluation.result else "evaluations"
+    folder = run.folder.path / kind / folder_name(evaluation.result)
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
     with storage_errors(f"the scores could not be saved in {run.folder.path}"):
@@ -131,7 +136,7 @@ def find_result(
 
 
 def folder_name(result: JsonObject) -> str:
-    """Return a folder name that is unique to the split, checkpoints, and decode config.
+    """Return a folder name that is unique to the split, checkpoints, decode config, and members.
 
     The name lists the decode fields that differ from the defaults. The run's config does not
     affect the name, because the config may change when the run resumes.
@@ -144,6 +149,9 @@ def folder_name(result: JsonObject) -> str:
     name += f"-beam{decode.pop('beam_size')}-alpha{digits}"
     defaults = {**asdict(DecodeConfig()), "average_checkpoints": decode["average_checkpoints"]}
     changes = {key: value for key, value in decode.items() if value != defaults[key]}
+    if members := result.get("members"):
+        digest = hashlib.sha256(json.dumps(members).encode()).hexdigest()[:8]
+        changes[f"of_{len(members)}"] = digest
     return name + "".join(f"-{key.replace('_', '-')}-{value}" for key, value in changes.items())
 
 

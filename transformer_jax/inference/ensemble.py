@@ -6,6 +6,7 @@ maximum translation length, M members.
 
 import functools
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from transformer_jax.errors import UsageError
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.alignments import Aligner
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.inference.translate import Translator
@@ -89,6 +91,14 @@ class Ensemble(Run):
     """Runs that translate together. `ensemble` creates it."""
 
     members: tuple[Run, ...] = ()
+
+    def describe_members(self) -> list[JsonObject]:
+        """Return each member's name, its path relative to the first member, and its checkpoints."""
+        paths = [run.folder.path.resolve() for run in self.members]
+        return [
+            {"run": path.name, "path": os.path.relpath(path, paths[0]), "steps": list(run.steps)}
+            for path, run in zip(paths, self.members, strict=True)
+        ]
 
     def _aligner(self) -> Aligner:
         raise UsageError(USE_MEMBERS)

@@ -17,6 +17,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.splits import Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError, show_paths
+from transformer_jax.files import JsonObject
 from transformer_jax.inference.alignments import Aligner, align_pairs, head_error_rates
 from transformer_jax.inference.attention import Attention, compute_attention
 from transformer_jax.inference.hidden_states import HiddenStates, compute_hidden_states
@@ -299,6 +300,10 @@ class Run:
         """
         translator = self._pair_translator(target, decode)
         return compute_hidden_states(translator, self.params, source, target, truncate=truncate)
+
+    def describe_members(self) -> list[JsonObject]:
+        """Return a description of each run of an ensemble, or an empty list for a single run."""
+        return []
 
     def _aligner(self) -> Aligner:
         return Aligner(self.model, self.params, self.vocabulary)

@@ -13,6 +13,7 @@ The folder contains:
     profile/           profiler traces of some steps, if train.profile is positive
     samples/           translations of development sentences, one file per evaluation
     evaluations/       hypotheses, references, and scores, one folder per evaluation
+    ensembles/         the same for ensembles of this run and other runs
 
 A packaged run has a single checkpoint without optimizer state, plus README.md and SHA256SUMS.
 """

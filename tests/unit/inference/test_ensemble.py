@@ -1,6 +1,7 @@
 """Test runs that translate together."""
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ import transformer_jax as tj
 from transformer_jax.cli import main
 from transformer_jax.config import DecodeConfig
 from transformer_jax.errors import UsageError
+from transformer_jax.evaluation.evaluate import evaluate
+from transformer_jax.files import read_json
 from transformer_jax.inference.ensemble import EnsembleModel
+from transformer_jax.inference.history import stored_evaluations
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import translate_batch
+from transformer_jax.sharing.model_card import find_scores
 from transformer_jax.special_tokens import EOS
 
 SOURCES, TARGETS = (list(side[:3]) for side in zip(*read_pairs("dev"), strict=True))
@@ -107,3 +112,54 @@ def test_the_command_translates_with_several_runs(
     # The second command fails before it prints a translation.
     assert capfd.readouterr().out.splitlines() == expected
     assert not (tmp_path / "alignments").exists()
+
+
+def test_an_evaluation_has_the_scores_of_the_mean_probabilities_and_names_its_runs(
+    run: Run, tmp_path: Path
+) -> None:
+    other = load(write_untrained_run(tmp_path / "other", steps=(16,), scale=2.0).path)
+    both = tj.ensemble([run, other])
+    evaluation = both.evaluate("dev", beam_size=1)
+    lines = evaluation.sources, evaluation.references
+    scores = (one.score(*lines) for one in (run, other))
+    means = [
+        np.mean([np.exp(x.log_probs) for x in pair], axis=0) for pair in zip(*scores, strict=True)
+    ]
+    perplexity = np.exp(-np.mean(np.log(np.concatenate(means))))
+    assert evaluation.result["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    assert evaluation.hypotheses == both.translate(lines[0], beam_size=1)
+    path = os.path.relpath(other.folder.path, run.folder.path)
+    assert evaluation.result["members"] == [
+        {"run": "run", "path": ".", "steps": [8]},
+        {"run": "other", "path": path, "steps": [16]},
+    ]
+    with pytest.raises(UsageError, match="is an ensemble and has no separate checkpoints"):
+        evaluate(both, "dev", {}, per_checkpoint=True)
+
+
+def test_the_command_stores_scores_of_an_ensemble_apart_from_those_of_its_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (
+        write_untrained_run(tmp_path / f"seed-{i}", steps=(8 + i,), scale=2.0) for i in (0, 1)
+    )
+    command = ["evaluate", str(first.path), "--split", "dev", "--beam-size", "1"]
+    assert main(command) == 0
+    [own] = stored_evaluations(first)
+    for others in ([second.path], [second.path, second.path], [second.path]):
+        assert main([*command, "--ensemble", *map(str, others)]) == 0
+        assert "ensemble of seed-0, seed-1" in capsys.readouterr().out
+    # The third command replaces the scores that the first command stored.
+    names = sorted(path.name for path in (first.path / "ensembles").iterdir())
+    assert [name.rpartition("-")[0] for name in names] == [
+        f"dev-step8-average1-beam1-alpha0.6-max-extra-length-8-of-{count}" for count in (2, 3)
+    ]
+    stored = read_json(first.path / "ensembles" / names[0] / "scores.json")
+    assert [member["run"] for member in stored["members"]] == ["seed-0", "seed-1"]
+    # Nothing that looks for scores of a run finds those of the ensemble.
+    assert stored_evaluations(first) == [own]
+    assert own["perplexity"] != stored["perplexity"]
+    assert len(find_scores(first.path, [8])) == 1
+    assert stored_evaluations(second) == []
+    assert main([*command[:2], "--grid", "--ensemble", str(second.path)]) == 2
+    assert "--grid cannot be combined with --ensemble" in capsys.readouterr().err
