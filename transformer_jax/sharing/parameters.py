@@ -78,7 +78,8 @@ def read_arrays(
             }
             check_arrays(path, stored, expected, optional, types=types)
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
+    # Early versions of safetensors cannot read bfloat16 into NumPy arrays.
+    except (OSError, AttributeError, TypeError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
 
 
@@ -110,11 +111,13 @@ def check_arrays(
 
 # In earlier versions of PyTorch, a malicious file can make the weights-only loader execute code.
 MIN_TORCH = (2, 10)
-TYPES = {"torch.float32": "F32", "torch.float16": "F16"}
+TYPES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
+# The types of parameters that an import converts to float32.
+FLOATS = tuple(TYPES.values())
 
 
 def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
-    """Read a PyTorch file that contains the expected arrays, in float32 or float16.
+    """Read a PyTorch file with the expected arrays, in one of `FLOATS`, and convert to float32.
 
     The file may also contain the optional arrays, but no others. `max_bytes` limits the size of the
     unpacked file.
@@ -139,8 +142,8 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
         name: StoredArray(tuple(x.shape), TYPES.get(str(x.dtype), str(x.dtype)))
         for name, x in content.items()
     }
-    check_arrays(path, stored, expected, optional, types=("F32", "F16"))
-    return {name: x.detach().contiguous().numpy() for name, x in content.items()}
+    check_arrays(path, stored, expected, optional, types=FLOATS)
+    return {name: x.detach().float().contiguous().numpy() for name, x in content.items()}
 
 
 def _load(torch: ModuleType, path: Path, max_bytes: int) -> object:

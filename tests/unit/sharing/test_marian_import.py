@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from opus_mt import PAIRS, SOURCES, write_opus_mt
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from transformer_jax.cli import main
 from transformer_jax.errors import UsageError
@@ -274,6 +274,22 @@ def test_a_file_of_pytorch_gives_the_same_run(imported: Imported, tmp_path: Path
         weights = folder / "pytorch_model.bin"
         torch.save(state, weights, _use_new_zipfile_serialization=is_zip)
         assert_same_run(read_marian(folder), imported.run)
+
+
+def test_weights_in_bfloat16_are_converted(imported: Imported, tmp_path: Path) -> None:
+    folder = shutil.copytree(imported.folder, tmp_path / "model")
+    state = transformers.MarianMTModel.from_pretrained(imported.folder).state_dict()
+    torch.save({k: x.bfloat16() for k, x in state.items()}, folder / "pytorch_model.bin")
+    weights = load_file(folder / "model.safetensors")
+    rounded = {k: x.astype(jnp.bfloat16) for k, x in weights.items()}
+    save_file(rounded, folder / "model.safetensors")
+    one = read_marian(folder)
+    (folder / "model.safetensors").unlink()
+    for run in (one, read_marian(folder)):
+        for params in (one.params, imported.run.params):
+            jax.tree.map(
+                lambda x, y: np.testing.assert_allclose(x, y, rtol=2**-8), run.params, params
+            )
 
 
 class Payload:
