@@ -183,10 +183,13 @@ def _describe_failure(platforms: str | None, error: BaseException) -> str:
     code = "import jax; print(*dict.fromkeys([jax.default_backend(), 'cpu']), sep=', ')"
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603
-    existing = (child.stdout.decode().splitlines() or ["none"])[-1]
     reason = summarize_error(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
+    if not (existing := child.stdout.decode().splitlines()[-1:]):
+        # Another setting is the cause.
+        settings = (f"{k}={v}" for k, v in environment.items() if re.match("JAX_|XLA_FLAGS", k))
+        return f"JAX cannot start: {reason}; correct or unset one of {', '.join(settings)}"
     return (
-        f"JAX cannot start with {setting}: {reason}; platforms on this machine: {existing}; "
+        f"JAX cannot start with {setting}: {reason}; platforms on this machine: {existing[0]}; "
         "set JAX_PLATFORMS to one of them, or unset it"
     )
 

@@ -30,6 +30,7 @@ from rich.text import Text
 
 from transformer_jax.config.loading import import_arguments
 from transformer_jax.errors import (
+    BackendError,
     OutOfMemoryError,
     RunInterrupted,
     Setting,
@@ -46,9 +47,9 @@ CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066
 
 # JAX's warning that it cannot read or write a compiled program, up to the name of the file.
 CACHE_FAILURE = re.compile(
-    r"Error (?:reading|writing) persistent compilation cache entry for .*?: \w+: "
-    r"(?:\[Errno \d+\] )?([^:\n]*)"
+    r"Error \w+ing persistent compilation cache entry .*?: \w+: (?:\[Errno \d+\] )?([^:\n]*)"
 )
+INVALID_SETTING = re.compile(r"(?:for JAX flag |for environment ')(jax_\w+)", re.IGNORECASE)
 CACHE_ADVICE = (
     "JAX cannot use its cache of compiled programs, so it compiles them again each time (to choose "
     "another folder, set TRANSFORMER_JAX_CACHE)"
@@ -100,6 +101,7 @@ class PlainConsole(Console):
         """Print to `file`, which defaults to a standard stream."""
         plain = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
         super().__init__(**plain, stderr=stderr, file=file)
+        self.failure: OSError | None = None
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
         """Escape control characters, and show URLs; see `rich.console.Console.render_str`.
@@ -109,16 +111,16 @@ class PlainConsole(Console):
         return super().render_str(escape_control_characters(show_paths(text)), **options)
 
     def _check_buffer(self) -> None:
-        """Write the buffer, which Rich does at the end of each print.
+        """Write the buffer; on failure, let the command finish and store its results.
 
-        A closed terminal does not end a command. Neither does a full disk if only messages are
-        lost, because training must not depend on them.
+        For example, the terminal may be closed, or the disk may be full. If standard output loses
+        results, `run_and_report` reports the failure at the end.
         """
         try:
             super()._check_buffer()
         except OSError as error:
             if error.errno != errno.EIO and not self.stderr:
-                raise
+                self.failure = error
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
@@ -162,8 +164,15 @@ def message_and_exit_code(error: BaseException) -> tuple[str, int] | None:
             return "", 128 + signal.SIGINT
         case TransformerJaxError():
             return f"transformer-jax: {format_for_shell(error)}", error.exit_code
+        case ValueError() if found := INVALID_SETTING.search(str(error)):
+            # JAX checks its environment variables when it is imported.
+            advice = f"correct or unset {found[1].upper()}"
+            return f"transformer-jax: JAX cannot start: {error}: {advice}", BackendError.exit_code
         case MemoryError():
             return "transformer-jax: this machine is out of memory", OutOfMemoryError.exit_code
+        case FileNotFoundError(filename=str(path)):
+            line = f"transformer-jax: {path} does not exist: it may have been moved or deleted"
+            return line, StorageError.exit_code
         case OSError():
             # This error was not converted to a more specific error.
             return line, StorageError.exit_code
@@ -265,6 +274,9 @@ def run_and_report(run: Callable[[], object]) -> int:
     try:
         with _print_notes(), _stop_on_signals():
             run()
+        if stdout.failure is not None:
+            reason = stdout.failure.strerror
+            raise StorageError(f"standard output could not be written: {reason}")
     except BrokenPipeError:
         # The program that reads the output has exited. Close stderr, because Python would otherwise
         # print another error at exit.

@@ -1,5 +1,6 @@
 """Test that output cannot control the terminal, and that each error prints one line."""
 
+import errno
 import io
 import os
 import pty
@@ -80,6 +81,11 @@ def test_a_name_with_a_leading_dash_is_not_an_option_in_a_command() -> None:
         (MemoryError(), "transformer-jax: this machine is out of memory", 71),
         (errors.StorageError("disk"), "transformer-jax: disk", 74),
         (OSError("disk"), "transformer-jax: disk", 74),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "run/checkpoints"),
+            "transformer-jax: run/checkpoints does not exist: it may have been moved or deleted",
+            74,
+        ),
         (errors.RunInterrupted("saved"), "transformer-jax: saved", 75),
         (KeyboardInterrupt(), "", 130),
     ],
@@ -201,10 +207,30 @@ def test_a_command_continues_after_its_terminal_is_closed(tmp_path: Path) -> Non
     assert (tmp_path / "finished").exists()
 
 
-def test_an_error_keeps_its_exit_code_if_messages_cannot_be_written() -> None:
-    command = [sys.executable, "-m", "transformer_jax", "nothing"]
+def test_a_full_disk_for_messages_changes_no_exit_code_and_one_for_results_does() -> None:
+    command = [sys.executable, "-m", "transformer_jax"]
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+        assert subprocess.run([*command, "nothing"], stderr=full, check=False).returncode == 2
+        done = subprocess.run(
+            [*command, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 74
+    assert done.stderr == (
+        "transformer-jax: standard output could not be written: No space left on device\n"
+    )
+
+
+def test_a_command_whose_output_cannot_be_written_still_stores_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        console.stdout.print("step 1")
+        (tmp_path / "results").touch()
+
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(console, "stdout", PlainConsole(file=full))
+        assert run_and_report(work) == 74
+    assert (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("command", ["train tiny --out x", "sweep tiny --dry-run", "status x"])
