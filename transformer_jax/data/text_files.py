@@ -55,12 +55,8 @@ MAGIC = {
 MAGIC_BYTES = 262
 MODULES: dict[str, Any] = {"gzip": gzip, "xz": lzma, "bzip2": bz2}
 BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-SUFFIXES = {
-    ".gz": "gzip",
-    ".bz2": "bzip2",
-    ".zst": "zstd",
-    **{f".{kind}": kind for kind in ("xz", "zip", "7z", "rar", "lz4", "tar")},
-}
+SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+SUFFIXES |= {f".{kind}": kind for kind in ("xz", "zip", "7z", "rar", "lz4", "tar")}
 
 
 class FileCorpus:

@@ -12,7 +12,6 @@ A sweep's folder contains:
         slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -172,8 +171,7 @@ class Sweep:
             with storage_errors(f"{self.path} cannot be written"):
                 self.path.mkdir(parents=True, exist_ok=True)
         # Another command may add rows at the same time.
-        is_folder = self.path.is_dir()
-        with lock_folder(self.path, waits=True) if is_folder else contextlib.nullcontext():
+        with lock_folder(self.path if self.path.is_dir() else self.path.parent, waits=True):
             self._merge()
 
     def _merge(self) -> None:
