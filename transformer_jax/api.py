@@ -25,6 +25,7 @@ from transformer_jax.registry import describe_foreign
 from transformer_jax.remote.copies import (
     check_shared,
     commit,
+    find_url,
     local_path,
     publish,
     training,
@@ -193,7 +194,7 @@ def sweep(
 
     Args:
         configs: config files with rows, or a mapping from the names of rows to their configs.
-        path: the sweep's folder.
+        path: the sweep's folder, or its URL in a bucket.
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
         control: also train a copy of the first row with other seeds, so that the report shows how
@@ -218,7 +219,7 @@ def sweep(
     check_not_importing("sweep")
     named = with_control(read_rows(configs)) if control else read_rows(configs)
     tuning = None if tune is None else plan_tuning(named, *tune)
-    planned = plan_sweep(Path(expand_path(str(path))), named, seeds, only=rows, tuning=tuning)
+    planned = plan_sweep(local_path(path), named, seeds, only=rows, tuning=tuning)
     planned = replace(planned, origins=[Origin("transformer_jax.sweep", source_commit())])
     options = {"group": group, "runs_per_device": runs_per_device, "retry_failed": retry_failed}
     check_finished(launch_sweep(planned, devices, quiet=quiet, **options))
@@ -257,6 +258,11 @@ def launch_sweep(
     check_importable(planned)
     if group is not None and group < 1:
         raise UsageError(f"group must be positive, got {group}")
+    is_remote = find_url(planned.path) is not None
+    if is_remote and group is not None and group > 1:
+        raise UsageError(
+            "a sweep in a bucket trains one run in each program: omit ", Setting("group", group)
+        )
     slots = find_slots(devices, runs_per_device)
     say = Console(quiet=True).print if quiet else stderr.print
     planned.store()
@@ -270,7 +276,8 @@ def launch_sweep(
     options = {"retry_failed": retry_failed, "step_timeout": step_timeout}
 
     def launch_all(part: Sweep) -> list[RunStatus]:
-        sizes = dict.fromkeys(part.rows, group) if group else choose_group_sizes(part, slots)
+        size = 1 if is_remote else group
+        sizes = dict.fromkeys(part.rows, size) if size else choose_group_sizes(part, slots)
         return launch(part, slots, say, group_sizes=sizes, **options)
 
     if (trials := open_trials(planned)).runs:

@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from bucket_servers import BucketServer, serve_bucket
 
 SIZES = (
@@ -18,9 +21,15 @@ SIZES = (
 
 
 def start(
-    server: BucketServer, cache: Path, *words: str, text: str = "", **variables: str
+    server: BucketServer,
+    cache: Path,
+    *arguments: str,
+    words: Sequence[str] = (),
+    text: str = "",
+    cwd: Path | None = None,
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """Start a command on a machine with the given cache."""
+    """Start `transformer-jax` or another command on a machine with the given cache."""
     environment = {
         **os.environ,
         **server.environment,
@@ -29,16 +38,18 @@ def start(
         "TRANSFORMER_JAX_RETRY_SECONDS": "2",
         **variables,
     }
-    command = [sys.executable, "-m", "transformer_jax", *words]
+    command = words or [sys.executable, "-m", "transformer_jax", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, env=environment, text=True, **pipes)
+    process = subprocess.Popen(
+        command, env=environment, cwd=cwd, text=True, start_new_session=True, **pipes
+    )
     assert process.stdin is not None
     process.stdin.write(text)
     process.stdin.close()
     return process
 
 
-def run(server: BucketServer, cache: Path, *words: str, code: int = 0, **options: str) -> str:
+def run(server: BucketServer, cache: Path, *words: str, code: int = 0, **options: Any) -> str:
     """Run a command on a machine with the given cache, and return its output."""
     with start(server, cache, *words, **options) as process:
         assert process.stdout is not None
@@ -84,3 +95,50 @@ def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_o
         server.weather.is_down = True
         output = run(server, third, "translate", url, code=74)
         assert f"{url} could not be listed: no answer for 2 s" in output.splitlines()[-1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_the_jobs_of_a_manifest_train_a_sweep_in_a_bucket_and_survive_a_lost_machine(
+    scheme: str, tmp_path: Path
+) -> None:
+    planner, lost, other = (tmp_path / x for x in ("planner", "lost", "other"))
+    launcher = ("--launcher", "kubernetes", "--cluster.image", "image")
+    with serve_bucket(scheme) as server:
+        url = server.url("demo")
+        plan = ("sweep", "tiny", "--seeds", "2", *SIZES, "--out", url, *launcher)
+        file = tmp_path / "demo.kubernetes.yaml"
+        # Notes precede the file.
+        _, comment, text = run(server, planner, *plan, "--dry-run", cwd=tmp_path).partition("# k")
+        assert yaml.safe_load(comment + text)["kind"] == "JobSet"
+        assert not file.exists()
+        output = run(server, planner, *plan, cwd=tmp_path)
+        assert "2 runs in demo.kubernetes.yaml" in output
+        content = yaml.safe_load(file.read_text("utf-8"))
+        job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
+        [container] = job["template"]["spec"]["containers"]
+        variables = {x["name"]: x["value"] for x in container["env"]}
+        # Both pods run on this machine, which is named "python", but with separate caches.
+        variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+        def start_pod(cache: Path, index: int) -> subprocess.Popen[str]:
+            words = container["command"]
+            index_variable = {"JOB_COMPLETION_INDEX": str(index)}
+            return start(server, cache, words=words, cwd=tmp_path, **variables, **index_variable)
+
+        with start_pod(lost, 0) as process:
+            while not any("SHA256SUMS" in x for x in server.weather.writes):
+                assert process.poll() is None
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert "1 queued" in run(server, planner, "status", url, cwd=tmp_path)
+        for index in (0, 1):
+            with start_pod(other, index) as process:
+                assert process.stdout is not None
+                output = process.stdout.read()
+            assert process.returncode == 0, output
+            assert "resumed" in output or "step 20" in output, output
+        assert "2 done" in run(server, planner, "status", url, cwd=tmp_path)
+        assert "tiny" in run(server, planner, "report", url, cwd=tmp_path)
+        output = run(server, planner, *plan, cwd=tmp_path, code=2)
+        assert "there is nothing to start" in output

@@ -477,6 +477,7 @@ BUCKETS = ("gs://bucket/run", "s3://bucket/run")
 # Wherever a command expects a run or a sweep, a bucket URL is also accepted.
 COMMANDS_FOR_RUNS = (
     "train tiny --out {}",
+    "sweep tiny --out {}",
     "train tiny --init-from={}",
     "resume {}",
     "translate {}",
@@ -499,7 +500,6 @@ COMMANDS_FOR_RUNS = (
                 "train tiny --data-from {}",
                 "train tiny --data.corpus text --data.train {} b --data.dev a b",
                 "train tiny --data.folder {}",
-                "sweep tiny --out {}",
                 "sweep tiny {}",
                 "evaluate x --on {} y",
                 "package x --out {}",
@@ -573,9 +573,8 @@ def test_python_functions_expand_paths_and_reject_urls(
     for function in functions:
         with pytest.raises(UsageError, match="https://bucket/x is a URL"):
             function("https://bucket/x")
-    for function in (transformer_jax.load_config, lambda path: transformer_jax.sweep("tiny", path)):
-        with pytest.raises(UsageError, match="gs://bucket/x is a URL"):
-            function("gs://bucket/x")
+    with pytest.raises(UsageError, match="gs://bucket/x is a URL"):
+        transformer_jax.load_config("gs://bucket/x")
     for function in functions[:3]:
         with pytest.raises(UsageError, match=f"{tmp_path}/x is not a"):
             function("~/x")

@@ -24,7 +24,9 @@ from transformer_jax.config.rows import (
 )
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.resources import Resources
+from transformer_jax.files import write_text
+from transformer_jax.remote.copies import find_url
+from transformer_jax.sweeps.resources import Cluster, Resources
 
 if TYPE_CHECKING:
     from transformer_jax.sweeps import plan
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep(ConfigCommand):
-    """Train all rows in an ablation with several random seeds, on this machine or with Slurm.
+    """Train all rows in an ablation with several random seeds, here or on a cluster.
 
     The same command resumes an interrupted sweep, without repeating finished runs.
     """
@@ -68,14 +70,17 @@ class Sweep(ConfigCommand):
     other runs use. Trials have their own seeds."""
     tune_seeds: int = 1
     """Number of trials for each value of --tune and each row."""
-    out: Path | None = None
-    """The sweep's folder. Default: sweeps/NAME, where NAME is the first config's
-    name. If that folder contains a sweep with different configs, the default is
-    sweeps/NAME-2, and so on."""
-    launcher: Literal["local", "slurm"] = "local"
+    out: Annotated[Path | None, arg(metavar="SWEEP")] = None
+    """The sweep's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME.
+    Default: sweeps/NAME, where NAME is the first config's name. If that folder
+    contains a sweep with different configs, the default is sweeps/NAME-2, and
+    so on."""
+    launcher: Literal["local", "slurm", "skypilot", "kubernetes"] = "local"
     """`local` trains on this machine's devices and waits until all runs end.
-    `slurm` submits the runs to Slurm."""
+    `slurm` submits the runs to Slurm. `skypilot` and `kubernetes` store the
+    sweep and write a YAML file, which starts a job for each run."""
     slurm: Resources = field(default_factory=Resources)
+    cluster: Cluster = field(default_factory=Cluster)
     devices: int | None = None
     """Number of accelerators to use. On a CPU, the option sets the number of
     concurrent workers. Default: as many as possible."""
@@ -127,18 +132,30 @@ class Sweep(ConfigCommand):
         # The negated comparison also rejects NaN.
         if not self.step_timeout > 0:
             raise UsageError(f"--step-timeout must be positive, got {self.step_timeout}")
-        is_slurm = self.launcher == "slurm"
+        is_slurm, is_local = self.launcher == "slurm", self.launcher == "local"
         if is_slurm and self.devices is not None:
             raise UsageError("--launcher slurm takes --slurm.max-parallel instead of --devices")
-        if is_slurm and (self.group is not None or self.runs_per_device != 1):
+        if not is_local and (self.group is not None or self.runs_per_device != 1):
             raise UsageError("--group and --runs-per-device need --launcher local")
         if self.group is not None and self.group < 1:
             raise UsageError(f"--group must be positive, got {self.group}")
         if not is_slurm and self.slurm != Resources():
             raise UsageError("options such as --slurm.time need --launcher slurm")
+        if (is_slurm or is_local) and self.cluster != Cluster():
+            raise UsageError(
+                "options such as --cluster.image need --launcher kubernetes or skypilot"
+            )
         default = Path("sweeps") / loading.run_name(self.files[0])
         tuning = self._plan_tuning(rows)
         folder = self.out or choose_folder(default, rows, tuning)
+        url = find_url(folder)
+        if is_slurm and url is not None:
+            raise UsageError(f"--launcher slurm needs a folder on a shared disk, not {url}")
+        if not (is_slurm or is_local or url):
+            raise UsageError(
+                f"--launcher {self.launcher} needs a bucket that all machines can access, such as "
+                f"--out gs://BUCKET/{folder.name}, not the local folder {folder}"
+            )
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None, tuning=tuning)
         if folder not in (self.out, default):
             stderr.print(
@@ -149,6 +166,8 @@ class Sweep(ConfigCommand):
             _print_device_counts(sweep, target, retry_failed=self.retry_failed)
         elif is_slurm:
             self._submit(sweep)
+        elif self.launcher != "local":
+            self._write_manifest(sweep, self.launcher, str(url))
         else:
             self._launch(sweep)
 
@@ -181,6 +200,32 @@ class Sweep(ConfigCommand):
             sweep, self.devices, retry_failed=retry, step_timeout=timeout, **options
         )
         print_statuses(statuses)
+
+    def _write_manifest(self, sweep: "plan.Sweep", launcher: str, url: str) -> None:
+        """Store a sweep in a bucket, and write the file that starts its unfinished runs."""
+        from transformer_jax.sweeps import manifests, status
+
+        if sweep.trials:
+            raise UsageError(f"--tune needs --launcher local or slurm, not {launcher}")
+        if not self.dry_run:
+            from transformer_jax.api import check_importable
+
+            check_importable(sweep)
+            sweep.store()
+        wanted = [
+            run.name
+            for run in sweep.runs
+            if status.read_status(run).needs_worker(retry_failed=self.retry_failed)
+        ]
+        file = Path(f"{sweep.path.name}.{launcher}.yaml")
+        timeout = self.step_timeout
+        text = manifests.format_manifest(launcher, url, wanted, self.cluster, timeout, file.name)
+        if self.dry_run:
+            stdout.out(text, end="", highlight=False)
+            return
+        write_text(file, text)
+        stdout.print(f"{len(wanted)} runs in {file}; the first lines contain the command")
+        stdout.print(f"next: {shell_command('status', sweep.path)}")
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm

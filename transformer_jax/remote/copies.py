@@ -80,6 +80,37 @@ def find_url(path: Path) -> str | None:
     return f"{scheme}://{'/'.join(parts)}"
 
 
+def fetch(path: str, names: Iterable[str]) -> Path:
+    """Download some files of a URL's folder, without listing it, and return the local copy.
+
+    Return a local path unchanged.
+    """
+    match = URL.fullmatch(path)
+    if match is None:
+        return Path(path)
+    folder = _root().joinpath(match[1], *PurePosixPath(match[2] or "").parts)
+    with _exclusive(), storage_errors(f"{folder} cannot be written"):
+        bucket = Bucket(path)
+        _each(names, lambda name: bucket.download(name, folder / name))
+    return folder
+
+
+@contextlib.contextmanager
+def uploading(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Upload the files that the body of the `with` statement writes, if `folder` is a local copy.
+
+    Until then, no other process on this machine refreshes the copy.
+    """
+    url = find_url(folder)
+    if url is None:
+        yield
+        return
+    with _exclusive():
+        yield
+        bucket = Bucket(url)
+        _each(names, lambda name: bucket.write(name, folder / name))
+
+
 def repair(checkpoint: Path) -> bool:
     """Download the checkpoint's files that are missing or damaged in the local copy.
 
@@ -399,7 +430,8 @@ def _safe(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 def _is_synchronized(name: str) -> bool:
     parts = name.split("/")
-    is_own = parts[-1] != "lock" and lease.FOLDER not in parts
+    # The logs of a sweep stay on the machine that writes them.
+    is_own = parts[-1] != "lock" and not name.endswith(".log") and lease.FOLDER not in parts
     return is_own and not any(part in ("", "..") or is_stray(part) for part in parts)
 
 

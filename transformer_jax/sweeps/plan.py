@@ -33,6 +33,7 @@ from transformer_jax.files import (
     write_json,
 )
 from transformer_jax.registry import check_registered, describe_foreign
+from transformer_jax.remote.copies import uploading
 
 # Increase this number when the format of sweep.json changes.
 FORMAT = 2
@@ -200,7 +201,9 @@ class Sweep:
             }
             for name, row in rows.items()
         }
-        with storage_errors(f"{self.path} cannot be written"):
+        names = ["sweep.json"]
+        problem = f"{self.path} cannot be written"
+        with uploading(self.path, names), storage_errors(problem):
             made_by = [origin._asdict() for origin in origins]
             content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
             content |= {} if tuning is None else {"tuning": asdict(tuning)}
@@ -212,6 +215,7 @@ class Sweep:
                 run.path.parent.mkdir(parents=True, exist_ok=True)
                 if is_known and not run.config_file.exists():
                     write_json(run.config_file, run.config.to_dict())
+                    names.append(run.config_file.relative_to(self.path).as_posix())
 
     @classmethod
     def open(cls, path: Path) -> Self:

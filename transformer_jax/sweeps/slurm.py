@@ -24,7 +24,7 @@ from transformer_jax.sweeps.launch import start_worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.slots import Slot
-from transformer_jax.sweeps.status import RunStatus, current_slurm_job, read_status, write_status
+from transformer_jax.sweeps.status import RunStatus, current_job, read_status, write_status
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -80,7 +80,7 @@ class Task:
         if status.status in ("submitted", "stopped"):
             note = status.note or f"its worker exited with code {code}"
             if self._is_ending:
-                note = f"Slurm ended job {current_slurm_job()} and may requeue it"
+                note = f"Slurm ended job {current_job()} and may requeue it"
             write_status(run, "stopped", note=note)
             if self._is_ending:
                 # If the task exited now, Slurm would consider it complete. Therefore, wait until
@@ -111,7 +111,7 @@ class Task:
             note = f"no progress in {MAX_FRUITLESS_REQUEUES} allocations: increase slurm.time"
             write_status(run, "failed", note=note)
             return None
-        write_status(run, "submitted", phase=f"job {current_slurm_job()}")
+        write_status(run, "submitted", phase=f"job {current_job()}")
         return DelayedSubmission(replace(self, fruitless_requeues=fruitless_requeues))
 
     def _end_worker(self) -> None:
@@ -134,7 +134,7 @@ def _await_submission(run: SweepRun) -> None:
     # Slurm may start a task before the submitting process has written the run's status. Wait for
     # the submitting process, which would otherwise overwrite the worker's status.
     deadline = time.monotonic() + SUBMISSION_SECONDS
-    while (job := read_status(run).job) != current_slurm_job():
+    while (job := read_status(run).job) != current_job():
         if time.monotonic() > deadline:
             raise UsageError(f"{run.name} belongs to {f'job {job}' if job else 'no job'}")
         time.sleep(0.2)
@@ -217,6 +217,9 @@ def _submit_array(path: Path, tasks: list[Task], resources: Resources) -> list[s
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos,
+        "constraint": resources.constraint,
+        "gres": resources.gres,
+        "setup": None if resources.setup is None else [resources.setup],
         "gpus_per_node": resources.gpus or None,
         "cpus_per_task": resources.cpus,
         "mem": None if resources.memory_gb is None else f"{round(1024 * resources.memory_gb)}MB",

@@ -24,6 +24,7 @@ from transformer_jax.files import (
     read_json_if_valid,
     write_json,
 )
+from transformer_jax.remote.copies import uploading
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.sweeps.plan import SweepRun
 
@@ -34,6 +35,8 @@ PROCESS_GONE = "its process is gone"
 # Environment variables that pass a slot's name and CPU cores to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
+# An environment variable with the name of a cluster's job, which can start the same run again.
+JOB_VARIABLE = "TRANSFORMER_JAX_JOB"
 # To get a run's status, read only this many bytes from the end of its metrics.jsonl.
 TAIL_BYTES = 1 << 16
 # No operating system assigns a larger process ID.
@@ -52,7 +55,7 @@ class RunStatus:
     """The current or last phase: "train", or the split to score. For a submitted run, "job"
     followed by the Slurm job's ID."""
     job: str = ""
-    """The ID of the run's latest Slurm job, as `squeue` prints it."""
+    """The ID of the run's latest Slurm job, as `squeue` prints it, or of its cluster's job."""
     slot: str = ""
     """The slot that the local launcher assigned to the run, if the run is on this machine."""
     finished: tuple[Split, ...] = ()
@@ -92,8 +95,10 @@ class RunStatus:
         return f"{self.status}: {self.note}" if self.note else self.status
 
 
-def current_slurm_job() -> str:
-    """Return the ID of this process's Slurm job, as `squeue` prints it, or "" outside Slurm."""
+def current_job() -> str:
+    """Return the ID of this process's job, or "". `squeue` prints the IDs of Slurm jobs."""
+    if job := os.environ.get(JOB_VARIABLE):
+        return job
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array:
         return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
@@ -114,7 +119,7 @@ def write_status(
     """Write a run's status. `RunStatus` describes the fields.
 
     If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
-    process's Slurm job. `process`, the ID of the process that the status describes, defaults to
+    process's job. `process`, the ID of the process that the status describes, defaults to
     this process.
     """
     process = os.getpid() if process is None else process
@@ -122,7 +127,7 @@ def write_status(
     content = read_json_if_valid(run.status_file) | {
         **{key: value for key, value in changes.items() if value is not None},
         "status": status,
-        "job": current_slurm_job() if job is None else job,
+        "job": current_job() if job is None else job,
         "note": note,
         "exit_code": exit_code,
         "slot": os.environ.get(SLOT_VARIABLE, ""),
@@ -131,7 +136,10 @@ def write_status(
         "process_start": _process_start(process),
         "time": time.time(),
     }
-    with storage_errors(f"{run.status_file} cannot be written"):
+    with (
+        uploading(run.path.parent, [run.status_file.name]),
+        storage_errors(f"{run.status_file} cannot be written"),
+    ):
         write_json(run.status_file, content)
 
 

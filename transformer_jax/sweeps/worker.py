@@ -1,7 +1,8 @@
 """Train and score runs in a sweep, in a process that a launcher starts.
 
 The launcher runs `python -m transformer_jax.sweeps.worker SWEEP ROW/seed-0 STEP_TIMEOUT`. If the
-command names several runs, separated by commas, the worker trains them in one program.
+command names several runs, separated by commas, the worker trains them in one program. If the sweep
+is in a bucket, the worker downloads only what these runs need.
 """
 
 import os
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from transformer_jax.config.loading import import_inherited
 from transformer_jax.data.splits import SPLITS, Split
@@ -22,12 +22,13 @@ from transformer_jax.errors import (
     TransformerJaxError,
 )
 from transformer_jax.files import lock_folder
+from transformer_jax.remote.copies import fetch, local_path
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
-    current_slurm_job,
+    current_job,
     newest_evaluation,
     read_status,
     write_status,
@@ -58,9 +59,9 @@ def _claim(run: SweepRun) -> bool:
     """Mark a run as running; return False if a worker of another launcher is already running it."""
     with lock_folder(run.path.parent, waits=True):
         status = read_status(run)
-        # A requeued Slurm job resumes its own run, even if the previous node left the run's status
-        # as "running".
-        is_own_job = bool(status.job) and status.job == current_slurm_job()
+        # A requeued job resumes its own run, even if the previous node left the run's status as
+        # "running".
+        is_own_job = bool(status.job) and status.job == current_job()
         if status.status == "running" and not is_own_job:
             return False
         write_status(run, "running")
@@ -92,6 +93,8 @@ def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
 
 def _last_line(run: SweepRun) -> str:
     """Return the end of the last line of the run's log that is not blank."""
+    if not run.log_file.exists():
+        return "see the log of its job"
     lines = run.log_file.read_text("utf-8", "replace").split("\n")
     return next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
 
@@ -207,8 +210,12 @@ def main(sweep_path: str, run_names: str, step_timeout: str) -> int:
     if cores := os.environ.pop(CORES_VARIABLE, ""):
         # Child processes inherit this CPU affinity.
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    sweep = Sweep.open(Path(sweep_path))
-    runs = [sweep.find(name) for name in run_names.split(NAME_SEPARATOR)]
+    names = run_names.split(NAME_SEPARATOR)
+    files = [f"{name}{suffix}" for name in names for suffix in (".json", ".state")]
+    sweep = Sweep.open(fetch(sweep_path, ["sweep.json", *files]))
+    runs = [sweep.find(name) for name in names]
+    for name in names:
+        local_path(f"{sweep_path}/{name}")
     return run_worker(runs, float(step_timeout))
 
 

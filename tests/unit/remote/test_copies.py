@@ -12,10 +12,12 @@ from transformer_jax.progress import Note
 from transformer_jax.remote.buckets import Bucket
 from transformer_jax.remote.copies import (
     check_shared,
+    fetch,
     find_url,
     local_path,
     publish,
     training,
+    uploading,
 )
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
@@ -210,3 +212,25 @@ def test_other_paths_are_not_remote(tmp_path: Path) -> None:
     publish(tmp_path)
     with pytest.raises(UsageError, match=r"https://x\.org/run is a URL"):
         local_path("https://x.org/run")
+
+
+def test_files_of_a_sweep_are_uploaded_one_by_one_and_fetched_without_the_others(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = server.url("sweep")
+    folder, names = local_path(url), ["sweep.json"]
+    with uploading(folder, names):
+        (folder / "base").mkdir(parents=True)
+        for name in ("sweep.json", "base/seed-0.json", "base/seed-0.log"):
+            (folder / name).write_text(name)
+        names.append("base/seed-0.json")
+    # A refresh keeps the logs, which are not in the bucket.
+    assert sorted(x.name for x in local_path(url).rglob("*.*")) == [
+        *("seed-0.json", "seed-0.log", "sweep.json")
+    ]
+    move(monkeypatch, tmp_path / "other")
+    reads = len(server.weather.reads)
+    other = fetch(url, ["base/seed-0.json", "base/seed-0.state"])
+    assert [x.name for x in other.rglob("*.*")] == ["seed-0.json"]
+    assert not any("sweep.json" in x for x in server.weather.reads[reads:])
+    assert fetch(str(tmp_path), ["absent"]) == tmp_path

@@ -1,0 +1,171 @@
+"""Test the files that start a sweep on SkyPilot and Kubernetes, with the schemas of both."""
+
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import run_python
+
+from transformer_jax.errors import UsageError
+from transformer_jax.sweeps.manifests import format_manifest
+from transformer_jax.sweeps.resources import Cluster
+
+URL, RUNS = "gs://bucket/Table 3", ["base/seed-0", "A1/seed-0", "base/seed-1"]
+SKYPILOT = Cluster("H100:1", 8, 32.0, setup="pip install 'transformer-jax[cuda13]'\n", spot=True)
+KUBERNETES = Cluster(
+    "nvidia.com/gpu:1",
+    4,
+    1.5,
+    image="registry/transformer-jax:1",
+    service_account="trainer",
+    node_selector=("cloud.google.com/gke-accelerator=nvidia-h100-80gb",),
+    max_parallel=2,
+)
+# The fields of JobSet v1alpha2 that contain a job's template (jobset.x-k8s.io_jobsets.yaml of
+# release 0.8). The template is a JobTemplateSpec of Kubernetes.
+JOB_SET = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {"replicatedJobs": [{"name": str, "replicas": int, "template": dict}]},
+}
+READ_SKYPILOT = """
+import sys, sky, json
+task = sky.Task.from_yaml(sys.argv[1])
+[resources] = task.resources
+print(json.dumps([task.name, task.run, task.setup, resources.use_spot, str(resources.accelerators),
+                  resources.job_recovery]))
+"""
+
+
+def manifest(launcher: str, cluster: Cluster, runs: list[str] = RUNS) -> str:
+    return format_manifest(launcher, URL, runs, cluster, 60.0, "t.yaml")
+
+
+def has_schema(content: Any, schema: Any) -> bool:
+    """Return whether a value has all fields of a schema and no others."""
+    if isinstance(schema, dict):
+        return schema.keys() == content.keys() and all(
+            has_schema(content[key], schema[key]) for key in schema
+        )
+    if isinstance(schema, list):
+        return isinstance(content, list) and all(has_schema(x, schema[0]) for x in content)
+    return isinstance(content, schema)
+
+
+def unnamed_fields(content: Any) -> Iterator[object]:
+    """Yield the values that YAML must not contain: None, and numbers that are not plain."""
+    for value in content.values() if isinstance(content, dict) else content:
+        if isinstance(value, (dict, list)):
+            yield from unnamed_fields(value)
+        elif value is None or not isinstance(value, str | int | bool):
+            yield value
+
+
+@pytest.mark.parametrize(
+    ("launcher", "cluster"), [("skypilot", SKYPILOT), ("kubernetes", KUBERNETES)]
+)
+def test_the_file_is_plain_yaml_after_the_command_that_uses_it(
+    launcher: str, cluster: Cluster
+) -> None:
+    text = manifest(launcher, cluster)
+    assert list(unnamed_fields(yaml.safe_load(text))) == []
+    commands = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+    if launcher == "kubernetes":
+        assert commands == ["kubectl apply --filename t.yaml"]
+    else:
+        # Run the loop with a stub of SkyPilot, which prints its arguments.
+        script = "\n".join(['sky() { echo "$*"; }', *commands])
+        lines = subprocess.check_output(["/bin/sh", "-c", script], text=True).splitlines()
+        assert lines[1] == (
+            "jobs launch --yes --detach-run --env RUN=A1/seed-0 --name table-3-A1-seed-0 t.yaml"
+        )
+        assert len(lines) == len(RUNS)
+
+
+def test_a_pod_trains_the_run_that_its_index_selects(tmp_path: Path) -> None:
+    content = yaml.safe_load(manifest("kubernetes", KUBERNETES))
+    job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
+    [container] = job["template"]["spec"]["containers"]
+    assert (job["completions"], job["parallelism"]) == (3, 2)
+    assert container["resources"]["limits"] == {
+        "nvidia.com/gpu": "1",
+        "cpu": "4",
+        "memory": "1536Mi",
+    }
+    # This stub of Python prints its arguments.
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    for index, run in enumerate(RUNS):
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "JOB_COMPLETION_INDEX": str(index),
+        }
+        output = subprocess.check_output(container["command"], env=environment, text=True)
+        assert output == f"-m|transformer_jax.sweeps.worker|{URL}|{run}|60|"
+
+
+def test_only_temporary_failures_start_a_run_again() -> None:
+    content = yaml.safe_load(manifest("kubernetes", KUBERNETES))
+    rules = content["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert [rule["action"] for rule in rules] == ["Ignore", "FailIndex"]
+    final = rules[1]["onExitCodes"]
+    assert (final["operator"], final["values"]) == ("NotIn", [69, 74, 75, 137, 143])
+    # Kubernetes requires ascending values, and excludes 0 with NotIn.
+    recovery = yaml.safe_load(manifest("skypilot", SKYPILOT))["resources"]["job_recovery"]
+    assert sorted(recovery["recover_on_exit_codes"]) == final["values"]
+
+
+def test_a_job_set_has_the_fields_of_the_published_schema() -> None:
+    content = yaml.safe_load(manifest("kubernetes", KUBERNETES))
+    assert has_schema(content, JOB_SET)
+    assert (content["apiVersion"], content["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    # A name in Kubernetes.
+    assert content["metadata"]["name"] == "table-3"
+
+
+def test_the_job_of_a_job_set_consists_of_fields_that_kubernetes_knows() -> None:
+    client: Any = pytest.importorskip("kubernetes.client")
+    content = yaml.safe_load(manifest("kubernetes", KUBERNETES))
+    [job] = content["spec"]["replicatedJobs"]
+    # The client drops the fields that its models do not contain.
+    api, kind = client.ApiClient(), "application/json"
+    parsed = api.deserialize(json.dumps(job["template"]), "V1JobTemplateSpec", kind)
+    assert api.sanitize_for_serialization(parsed) == job["template"]
+
+
+@pytest.mark.exhaustive
+def test_skypilot_accepts_its_file(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sky") is None:
+        pytest.skip("skypilot is not installed")
+    (tmp_path / "t.yaml").write_text(manifest("skypilot", SKYPILOT))
+    process = run_python(READ_SKYPILOT, str(tmp_path / "t.yaml"), cwd=tmp_path, HOME=str(tmp_path))
+    assert process.returncode == 0, process.stderr
+    name, run, setup, is_spot, accelerators, recovery = json.loads(process.stdout.splitlines()[-1])
+    assert name == "table-3"
+    assert run == f"exec python -m transformer_jax.sweeps.worker '{URL}' \"$RUN\" 60\n"
+    assert (setup, is_spot, accelerators) == (SKYPILOT.setup, True, "{'H100': 1}")
+    assert recovery["recover_on_exit_codes"] == [74, 75, 69, 137, 143]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "cluster", "message"),
+    [
+        ("kubernetes", Cluster(), "--launcher kubernetes needs --cluster.image"),
+        ("skypilot", Cluster(), "--launcher skypilot needs --cluster.setup or --cluster.image"),
+    ],
+)
+def test_a_missing_option_is_named(launcher: str, cluster: Cluster, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        manifest(launcher, cluster)
+
+
+def test_a_sweep_without_unfinished_runs_is_not_started() -> None:
+    with pytest.raises(UsageError, match="there is nothing to start"):
+        manifest("skypilot", SKYPILOT, [])

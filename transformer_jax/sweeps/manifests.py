@@ -1,0 +1,144 @@
+"""Files that start a sweep's runs on SkyPilot or Kubernetes. The sweep is in a bucket.
+
+Each run is a job that trains and scores the run in a worker (see `worker`). The worker of a
+preempted job saves a checkpoint if it has time. The cluster then starts the job again, and the run
+resumes from its latest checkpoint in the bucket.
+"""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+import yaml
+
+from transformer_jax.errors import ConnectionFailedError, LostProcessError, UsageError
+from transformer_jax.files import JsonObject
+from transformer_jax.sweeps.launch import STOP_SECONDS
+from transformer_jax.sweeps.resources import Cluster
+from transformer_jax.sweeps.status import JOB_VARIABLE
+
+# Exit codes of runs that can succeed if they are started again. The last two are those of processes
+# that SIGKILL and SIGTERM end.
+TEMPORARY = (os.EX_IOERR, LostProcessError.exit_code, ConnectionFailedError.exit_code, 137, 143)
+# Kubernetes starts a run again this many times after such an exit code, and without limit after a
+# preemption.
+MAX_RESTARTS = 20
+
+
+def format_manifest(
+    launcher: str,
+    url: str,
+    runs: Sequence[str],
+    cluster: Cluster,
+    step_timeout: float,
+    file: str,
+) -> str:
+    """Return a YAML file that starts these runs of the sweep at `url`.
+
+    The first lines of the file, which are comments, contain the command that uses the file.
+
+    Raises:
+        UsageError: an option that the launcher needs is missing, or there is no run.
+    """
+    if not runs:
+        raise UsageError(f"there is nothing to start: no run of {url} is queued or stopped")
+    worker = f"exec python -m transformer_jax.sweeps.worker {shlex.quote(url)}"
+    name = "".join(
+        x if x.isascii() and x.isalnum() else "-" for x in url.rpartition("/")[2].lower()
+    )
+    if launcher == "skypilot":
+        options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | tr / -)"
+        commands = [
+            f"for run in {' '.join(runs)}; do",
+            f"  sky jobs launch {options} {file}",
+            "done",
+        ]
+        content = _skypilot(name, cluster)
+        content["run"] = f'{worker} "$RUN" {step_timeout:g}\n'
+    else:
+        commands = [f"kubectl apply --filename {file}"]
+        script = f'set -- {" ".join(runs)}\nshift "$JOB_COMPLETION_INDEX"\n'
+        script += f'{worker} "$1" {step_timeout:g}\n'
+        content = _kubernetes(name.strip("-"), cluster, len(runs), script)
+    comments = "".join(f"# {line}\n" for line in commands)
+    return comments + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def _skypilot(name: str, cluster: Cluster) -> JsonObject:
+    if cluster.image is None and cluster.setup is None:
+        raise UsageError("--launcher skypilot needs --cluster.setup or --cluster.image")
+    resources = {
+        "accelerators": cluster.accelerator,
+        "cpus": cluster.cpus and f"{cluster.cpus}+",
+        "memory": cluster.memory_gb and f"{cluster.memory_gb:g}+",
+        "image_id": cluster.image and f"docker:{cluster.image}",
+        "use_spot": cluster.spot,
+        "job_recovery": {"recover_on_exit_codes": list(TEMPORARY)},
+    }
+    return {
+        "name": name,
+        "resources": {key: value for key, value in resources.items() if value is not None},
+        "envs": {"RUN": "", JOB_VARIABLE: f"skypilot-{name}"},
+        **({} if cluster.setup is None else {"setup": cluster.setup}),
+    }
+
+
+def _kubernetes(name: str, cluster: Cluster, num_runs: int, script: str) -> JsonObject:
+    """Return a JobSet with one indexed job. The index of a pod selects its run."""
+    if cluster.image is None:
+        raise UsageError("--launcher kubernetes needs --cluster.image")
+    resource, _, count = (cluster.accelerator or "").rpartition(":")
+    limits = {
+        **({resource: count} if resource else {}),
+        **({} if cluster.cpus is None else {"cpu": str(cluster.cpus)}),
+        **({} if cluster.memory_gb is None else {"memory": f"{round(1024 * cluster.memory_gb)}Mi"}),
+    }
+    account, labels = cluster.service_account, cluster.node_selector
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(STOP_SECONDS),
+        **({} if account is None else {"serviceAccountName": account}),
+        **({"nodeSelector": dict(x.split("=", 1) for x in labels)} if labels else {}),
+        "containers": [
+            {
+                "name": "run",
+                "image": cluster.image,
+                "command": ["/bin/sh", "-c", script],
+                "env": [{"name": JOB_VARIABLE, "value": f"kubernetes-{name}"}],
+                **({"resources": {"limits": limits}} if limits else {}),
+            }
+        ],
+    }
+    final = {"containerName": "run", "operator": "NotIn", "values": sorted(TEMPORARY)}
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailIndex", "onExitCodes": final},
+    ]
+    job = {
+        "completionMode": "Indexed",
+        "completions": num_runs,
+        "parallelism": min(num_runs, cluster.max_parallel),
+        "backoffLimitPerIndex": MAX_RESTARTS,
+        "maxFailedIndexes": num_runs,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": pod},
+    }
+    jobs = [{"name": "runs", "replicas": 1, "template": {"spec": job}}]
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {"replicatedJobs": jobs},
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text with several lines as a block."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
