@@ -1,7 +1,8 @@
 """Small corpora: pairs of lines in memory, and a treebank."""
 
+import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from example_configs import read_pairs
 
 from transformer_jax import registry
+from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
@@ -79,3 +81,15 @@ def write_treebank(folder: Path, *, train: int = 60, dev: int = 8, test: int = 8
             (folder / f"{split}.trees").write_text(text)
         start += count
     return folder
+
+
+def write_multi30k(folder: Path, languages: Sequence[str], *, lines: int = 60) -> None:
+    """Write number words to files that have the names of Multi30k's captions."""
+    text = folder / "multi30k/tok"
+    text.mkdir(parents=True)
+    for name, split in (("train", "train"), ("val", "dev"), ("test_2016_flickr", "test")):
+        pairs = list(NumberWords(lines).read(split))[:lines]
+        # Only the first language is English.
+        for number, language in enumerate(languages):
+            rows = "".join(f"{pair[min(number, 1)]}\n" for pair in pairs)
+            (text / f"{name}.lc.norm.tok.{language}.gz").write_bytes(gzip.compress(rows.encode()))
