@@ -22,10 +22,14 @@ from transformer_jax.errors import UsageError
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
+# The default lengths and widths of `scorespeed`, whose widths are those of a single head.
+SCORE_LENGTHS, SCORE_WIDTHS = (64, 256), (16, 32, 64, 128)
+STEPS = 600
 # The options that apply to each item. These options are rejected for all other items.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "table1": ("lengths", "widths", "exact", "out"),
-    "table2": ("dry_run",),
+    "table2": ("dry_run", "train", "steps", "seeds", "out"),
+    "scorespeed": ("lengths", "widths"),
     "figure1": ("out",),
     "figure2": ("out",),
 }
@@ -37,7 +41,9 @@ class Paper(PathCommand):
 
     table1: measure the layer types in Table 1.
 
-    table2: compare the training cost of the models in Table 2.
+    table2: compare the training cost of the models in Table 2, or train two small models.
+
+    scorespeed: measure additive and dot-product attention.
 
     figure1, figure2: draw Figure 1 or Figure 2.
 
@@ -47,16 +53,27 @@ class Paper(PathCommand):
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
     """The item to print or reproduce, such as table1 or figure2. Default: list all items."""
     lengths: tuple[int, ...] = ()
-    """For table1: the sequence lengths n to measure. Default: 64 256 1024 4096."""
+    """For table1 and scorespeed: the sequence lengths n to measure. Default: 64 256 1024 4096;
+    for scorespeed: 64 256."""
     widths: tuple[int, ...] = ()
-    """For table1: the widths d to measure, each a multiple of 8. Default: 64 128 256."""
+    """For table1: the widths d to measure, each a multiple of 8. Default: 64 128 256. For
+    scorespeed: the widths d_k of a head. Default: 16 32 64 128."""
     exact: FlagCreatePairsOff[bool] = False
     """For table1: compute only the exact quantities, not time and memory."""
     out: Path | None = None
-    """For table1: a new folder for table.md and table.json. For figures: the
-    file to create, whose name ends in .svg or .png."""
+    """For table1: a new folder for table.md and table.json. For table2 --train:
+    the sweep's folder, by default sweeps/table2. For figures: the file to create,
+    whose name ends in .svg or .png."""
     dry_run: FlagCreatePairsOff[bool] = False
     """For table2: estimate the training time and disk space on this machine."""
+    train: FlagCreatePairsOff[bool] = False
+    """For table2: train two small models on number words, average their checkpoints,
+    and compare their BLEU and FLOPs."""
+    steps: int = STEPS
+    """For table2 --train: the steps of the smaller model. The other model trains for
+    twice as many."""
+    seeds: int = 1
+    """For table2 --train: the number of random seeds for each model."""
 
     markdown: FlagCreatePairsOff[bool] = False
     """Print the index in Markdown, as the website shows it."""
@@ -82,18 +99,50 @@ class Paper(PathCommand):
                 _print_items(ITEMS)
             case "table1":
                 self._measure_table1()
+            case "table2" if self.train:
+                self._train_table2()
             case "table2":
                 _print_table2(dry_run=self.dry_run)
+            case "scorespeed":
+                self._measure_scores()
             case "figure1" | "figure2":
                 self._draw(key)
             case _:
                 _print_items([names[key]])
 
     def _check_options(self, key: str | None) -> None:
-        for name in self.select_given("lengths", "widths", "exact", "out", "dry_run"):
+        for name in self.select_given(*sorted({x for names in OPTIONS.values() for x in names})):
             if name not in OPTIONS.get(key or "", ()):
                 items = " or ".join(item for item, names in OPTIONS.items() if name in names)
                 raise UsageError(f"--{name.replace('_', '-')} applies only to {items}")
+        needing_train = self.select_given("steps", "seeds", "out") if key == "table2" else {}
+        if needing_train and not self.train:
+            raise UsageError(f"--{next(iter(needing_train))} needs --train")
+        if self.train and self.dry_run:
+            raise UsageError("--train and --dry-run exclude each other")
+        if min(self.steps, self.seeds) < 1:
+            raise UsageError("--steps and --seeds must be positive")
+
+    def _train_table2(self) -> None:
+        from experiments.paper.table2 import make_small_rows, train_small
+
+        path = self.out or Path("sweeps/table2")
+        print_table(train_small(make_small_rows(self.steps), path, self.seeds))
+        stdout.print(
+            "BLEU: on the test set of number words. FLOPs (paper): training time x the peak\n"
+            "FLOP/s of this machine. FLOPs (counted): matrix products without padding."
+        )
+
+    def _measure_scores(self) -> None:
+        lengths, widths = self.lengths or SCORE_LENGTHS, self.widths or SCORE_WIDTHS
+        if min(*lengths, *widths) < 1:
+            raise UsageError("--lengths and --widths must be positive")
+        from experiments.paper.scores import NUM_HEADS, measure_scores, summarize
+
+        with progress_bar():
+            measurements = measure_scores(lengths, widths)
+        print_table(summarize(measurements))
+        stdout.print(f"{NUM_HEADS} heads, no projections: time, and then memory.")
 
     def _measure_table1(self) -> None:
         lengths, widths = (

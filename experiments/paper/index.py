@@ -1,8 +1,8 @@
 """An index of the paper's tables, figures, and equations, and the commands that reproduce them.
 
 `python -m experiments.paper` prints this index, and docs/paper.md contains it. The commands that
-run at small scale take minutes. Some of these commands use runs/demo, which `make demo` creates.
-Most of the commands that run at the paper's scale use WMT14.
+run at small scale take minutes. Most of the commands that run at the paper's scale use WMT14. Each
+run that a command uses is trained by an earlier item.
 """
 
 import shlex
@@ -56,7 +56,16 @@ MAKING = (
 )
 LAW = "'The Law will never be perfect , but its application should be just .'"
 
+SCORES = "--grid model.attention_score=scaled_dot_product,dot_product,additive"
+
 ITEMS = (
+    Item(
+        "Models",
+        "The models that the following commands use (`make demo` also trains runs/demo)",
+        "integration/test_learning.py::test_the_demo_gets_98_percent_right_with_another_seed",
+        "transformer-jax train tiny --out runs/demo",
+        "transformer-jax train wmt14 --out runs/wmt14",
+    ),
     Item(
         "Equation 1",
         "Scaled dot-product attention",
@@ -118,9 +127,9 @@ ITEMS = (
     ),
     Item(
         "Table 2",
-        "BLEU and training cost of the base and big models",
+        "BLEU and training cost of the base and big models, with averaged checkpoints",
         "experiments/paper/test_table2.py::test_the_papers_method_gives_the_papers_flops",
-        "python -m experiments.paper table2",
+        "python -m experiments.paper table2 --train",
         "python -m experiments.paper table2 --dry-run",
     ),
     Item(
@@ -134,8 +143,8 @@ ITEMS = (
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
         "unit/evaluation/test_parsing.py::test_evalbs_sample_has_evalbs_totals",
-        "transformer-jax train parsing_small --data.folder FOLDER",
-        "transformer-jax train parsing --data.folder FOLDER",
+        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-small",
+        "transformer-jax train parsing --data.folder FOLDER --out runs/parsing",
     ),
     Item(
         "Section 1",
@@ -156,10 +165,32 @@ ITEMS = (
         full="transformer-jax train base --model.attention-score dot_product",
     ),
     Item(
+        "Score speed",
+        "Additive and dot-product attention: time and memory by d_k (section 3.2.1)",
+        "experiments/paper/test_scores.py::"
+        "test_only_additive_attention_has_a_vector_for_each_pair_of_positions",
+        "python -m experiments.paper scorespeed --widths 16 64",
+        "python -m experiments.paper scorespeed --lengths 64 256 1024",
+    ),
+    Item(
+        "Score quality",
+        "Scaled, unscaled, and additive attention by d_k (section 3.2.1)",
+        "experiments/paper/test_scores.py::test_the_measured_layer_is_attention",
+        f"transformer-jax sweep smoke {SCORES} --grid model.d_k=8,32,128 --seeds 2",
+        f"transformer-jax sweep base {SCORES} --grid model.d_k=16,64,256",
+    ),
+    Item(
         "Section 3.2.2",
         "Multi-head attention",
         "unit/model/test_attention.py::test_multi_head_attention_concatenates_its_heads",
         full="transformer-jax sweep heads",
+    ),
+    Item(
+        "Head cost",
+        "The FLOPs of rows (A), which do not depend on the number of heads (section 3.2.2)",
+        "unit/training/test_flops.py::test_rows_with_different_numbers_of_heads_cost_the_same",
+        f"transformer-jax sweep heads {SMALL} --scale tiny",
+        "transformer-jax sweep heads",
     ),
     Item(
         "Section 3.2.3",
@@ -198,8 +229,8 @@ ITEMS = (
         "Section 5.2",
         "100,000 steps for the base model, and 300,000 for the big model",
         "unit/configs/test_table3.py::test_table_2_averages_5_checkpoints_of_base_and_20_of_big",
-        "transformer-jax train tiny",
-        "transformer-jax train wmt14_big",
+        "transformer-jax train tiny --out runs/tiny",
+        "transformer-jax train wmt14_big --out runs/wmt14_big",
     ),
     Item(
         "Section 5.3",
@@ -228,6 +259,14 @@ ITEMS = (
         "unit/model/test_positions.py::test_learned_positions_are_rows_of_a_table",
         "transformer-jax sweep table3 --rows E --data-from smoke --train-from smoke --scale tiny",
         "transformer-jax sweep positions",
+    ),
+    Item(
+        "Section 6.3",
+        "Semi-supervised parsing, with trees that a parser made (see docs/parsing.md)",
+        "experiments/paper/test_silver_trees.py::"
+        "test_the_trees_are_those_of_the_symbols_and_the_words",
+        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-semi",
+        "transformer-jax train parsing --data.folder FOLDER --data.source-vocab-size 32000",
     ),
 )
 

@@ -141,13 +141,27 @@ def _measure(name: str, n: int, d: int, reach: int | None, *, timed: bool) -> Me
     exact = Measurement(name, n, d, flops, program.flops, program.sequential, path)
     if not timed:
         return exact
+    seconds, size = measure_program(layer, x)
+    return replace(exact, bytes=size, seconds=seconds)
+
+
+def measure_program(layer: nn.Module, x: jax.ShapeDtypeStruct) -> tuple[float, int]:
+    """Return the time in seconds and the memory in bytes of a layer's forward pass.
+
+    The time is that of the fastest of `REPEATS` runs.
+    """
+    params: Params = jax.eval_shape(layer.init, jax.random.key(0), x)
+
+    def apply(params: Params, x: Array) -> Array:
+        return jnp.asarray(layer.apply(params, x))
+
     compiled = _compile(jax.jit(apply).lower(params, x))
     memory: Any = compiled.memory_analysis()
     size = memory.temp_size_in_bytes + memory.output_size_in_bytes
     filled = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.01, leaf.dtype), (params, x))
     seconds = [_time(lambda: compiled(*filled)) for _ in range(REPEATS + 1)]
     # The first run includes one-time costs.
-    return replace(exact, bytes=int(size), seconds=min(seconds[1:]))
+    return min(seconds[1:]), int(size)
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:

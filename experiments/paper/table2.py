@@ -1,8 +1,17 @@
-"""Table 2: the training cost in FLOPs, computed by the paper's method and by counting."""
+"""Table 2: the training cost in FLOPs, computed by the paper's method and by counting.
 
+At small scale, `train_small` trains two sizes of the model and averages their last checkpoints.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from configs.tiny import CONFIG as TINY
+from transformer_jax.api import report, sweep
+from transformer_jax.config import Config
 from transformer_jax.config.loading import load_config, run_name
+from transformer_jax.inference.trained_run import load
 from transformer_jax.sweeps.estimates import ASSUMED_UTILIZATION, estimate_bytes
 from transformer_jax.training.flops import peak_flops, train_flops
 
@@ -64,3 +73,59 @@ def estimate_seconds(training: Training) -> float:
 def estimate_disk(training: Training) -> float:
     """Estimate the size of the text and the checkpoints in bytes."""
     return training.text_bytes + estimate_bytes(load_config(training.config))
+
+
+def make_small_rows(steps: int) -> dict[str, Config]:
+    """Return two models on number words that differ like base and big, but by smaller factors.
+
+    The larger model has twice the width and twice the heads, trains for twice as many steps, and
+    averages more checkpoints. `steps` is the number of training steps of the smaller model.
+    """
+    every = max(1, steps // 10)
+    base = TINY.change(
+        model={"d_model": 64, "d_ff": 256, "d_k": 16, "d_v": 16},
+        train={
+            "steps": steps,
+            "warmup_steps": max(1, steps // 4),
+            "checkpoint_every": every,
+            "bleu_every": 20,
+            "log_every": every,
+        },
+        decode={"average_checkpoints": 3 if steps > 3 else 1},
+    )
+    big = base.change(
+        model={"d_model": 128, "d_ff": 512, "num_heads": 8},
+        train={"steps": 2 * steps},
+        decode={"average_checkpoints": 5 if steps > 3 else 1},
+    )
+    return {"base": base, "big": big}
+
+
+def train_small(rows: Mapping[str, Config], path: Path, seeds: int) -> list[list[str]]:
+    """Train the rows as a sweep in `path`, and return a table like Table 2.
+
+    The table compares the test BLEU of the last checkpoint with that of the averaged checkpoints,
+    both as means over seeds. A repeated call resumes the sweep.
+    """
+    planned = sweep(rows, path, seeds=seeds)
+    results = report(path).results
+    head = ["model", "parameters", "steps", "BLEU, last checkpoint", "BLEU, averaged", "averaged"]
+    table = [[*head, "FLOPs (paper)", "FLOPs (counted)"]]
+    for name, row in results.rows.items():
+        runs = [run for run in planned.runs if run.row == name]
+        last = [load(run.path, average_checkpoints=1).evaluate("test").scores.bleu for run in runs]
+        averaged = [float(status.scores["test"]["bleu"]) for status in row.statuses]
+        counted, by_time = row.flops or (0.0, 0.0)
+        table.append(
+            [
+                name,
+                f"{row.parameters:,}",
+                f"{row.config.train.steps:,}",
+                f"{sum(last) / len(last):.1f}",
+                f"{sum(averaged) / len(averaged):.1f}",
+                f"{row.config.decode.average_checkpoints}",
+                f"{by_time:.2g}",
+                f"{counted:.2g}",
+            ]
+        )
+    return table

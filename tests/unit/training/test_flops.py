@@ -14,6 +14,7 @@ from model_variants import cases
 
 from transformer_jax import register
 from transformer_jax.config import Config, ModelConfig
+from transformer_jax.config.loading import load_rows
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.training.flops import (
@@ -244,3 +245,10 @@ def test_the_estimate_of_a_run_exceeds_its_flops_by_the_padding_and_the_shorter_
     share = tokens / (2 * SMALL.data.batch_tokens * SMALL.train.steps)
     assert flops < train_flops(SMALL)
     assert flops / train_flops(SMALL) == pytest.approx(share, rel=0.25)
+
+
+def test_rows_with_different_numbers_of_heads_cost_the_same() -> None:
+    """Section 3.2.2: the total cost is similar to that of single-head attention."""
+    flops = {name: train_flops(row.config) for name, row in load_rows("heads").items()}
+    assert set(flops) == {"base", "A1", "A2", "A3", "A4"}
+    assert len(set(flops.values())) == 1
