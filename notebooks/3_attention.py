@@ -11,6 +11,9 @@
 # - how cross-attention aligns a translation with its source, even if the word order differs;
 # - how to measure the focus of a head and the distance over which it attends;
 # - how to mask a head, and how to measure which heads matter;
+# - how to see what each layer predicts (a logit lens) and what each vector contains (a linear
+#   probe);
+# - how to force the beginning of a translation, and how to draw translations at random;
 # - what attention weights do *not* show.
 #
 # The task is to translate written-out numbers from English to German. The task is small enough to
@@ -264,11 +267,12 @@ attention.draw(kind="cross", layer=-1, view="alignment")
 # %% [markdown]
 # Read the rows from top to bottom. If the languages had the same word order, the dark cells would
 # form a line from the top left to the bottom right. Most of the dark cells are near this diagonal.
-# The exceptions are the places where the order is reversed: the row for "ein" is dark at "one", and
-# the row for "unddreißig" is dark at "thirty", which comes earlier. The second pair, "fünf" and
-# "undsechzig", shows the same reversal. In the other rows, attention does not need to focus on one
-# token, because the encoder has already mixed neighboring words: information about "thousand" is
-# available at other positions, too.
+# The exceptions are the places where the order is reversed: the row for "fünf" is dark at "five",
+# and the row for "undsechzig" is dark at "sixty", which comes earlier. Attention does not always
+# focus on the translated word, because the encoder has already mixed neighboring words: information
+# about "thirty" is available at other positions, too. In the stored output, the decoder reads the
+# end-of-sentence token while it predicts "unddreißig". The probe at the end of this notebook shows
+# that this token contains even the digits of the number.
 #
 # The grid view shows the cross-attention of all heads in both layers.
 
@@ -316,12 +320,184 @@ importance.plot()
 # encoder's heads hardly matter: each source token in this text can be translated almost without
 # context.
 #
-# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made the same observation in
+# Michel et al. (2019), *Are Sixteen Heads Really Better than One?*, made a similar observation in
 # large models: many heads can be removed *after* training. Table 3 of the paper, in contrast, shows
 # that *training* with one head gives worse results than training with eight.
 #
 # Compare this map of head importance with the figures above. Some of the encoder's heads have clear
 # patterns but hardly matter. A clear pattern does not mean that a head is important.
+#
+# ## A logit lens
+#
+# Attention weights show where a layer reads. The vectors between the layers show what it has
+# computed so far. `run.hidden_states` returns these vectors for both stacks: entry 0 contains the
+# embeddings, and entry $i$ contains the output of layer $i$.
+#
+# The decoder multiplies the vectors of its last layer by the output matrix to obtain logits. The
+# *logit lens* (nostalgebraist, 2020) applies the same matrix to the vectors of the lower layers. It
+# shows which token the decoder would predict if it ended there.
+
+# %%
+states = run.hidden_states(source)
+print("encoder (states, tokens, d_model) =", states.encoder.shape)
+print("decoder (states, tokens, d_model) =", states.decoder.shape)
+
+
+def look_through_lens(decoder_states):
+    """Return the probability of each token according to each decoder state."""
+    logits = run.model.apply({"params": run.params}, decoder_states, method="to_logits")
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+lens = look_through_lens(states.decoder)  # (states, target positions, vocabulary)
+final = lens[-1].argmax(-1)
+of_final = lens[:, np.arange(len(final)), final]
+names = ["embedding", "layer 1", "layer 2"]
+
+figure, axes = plt.subplots(figsize=(9, 2.6))
+image = axes.imshow(of_final, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+for i, row in enumerate(lens.argmax(-1).tolist()):
+    for j, text in enumerate(run.vocabulary.target.to_texts(row)):
+        color = "white" if of_final[i, j] > 0.6 else "black"
+        axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+axes.set_yticks(range(3), names)
+axes.set_xticks(range(len(final)), states.target_tokens, rotation=45, ha="right")
+axes.set(xlabel="predicted token", title="the likeliest token after each layer")
+figure.colorbar(image, ax=axes, label="probability of\nthe final token")
+plt.show()
+
+# %% [markdown]
+# Each column is a position of the translation, and each cell contains the likeliest token according
+# to this layer. The color shows the probability of the token that the last layer predicts. One
+# sentence is not evidence, so we count on the test set how often each layer already agrees with the
+# last one.
+
+
+# %%
+def read_states(split):
+    """Return the hidden states of all sentences in a split, with their reference translations."""
+    sides = (Path(f"{split}.{x}").read_text("utf-8").splitlines() for x in ("en", "de"))
+    return [run.hidden_states(*pair) for pair in zip(*sides)]
+
+
+held_out = read_states("test")
+agreement = []
+for example in held_out:
+    guesses = look_through_lens(example.decoder).argmax(-1)
+    agreement.append((guesses == guesses[-1]).mean(-1))
+for name, share in zip(names, np.mean(agreement, axis=0)):
+    print(f"{name:10} agrees with the last layer at {share:4.0%} of the positions")
+
+# %% [markdown]
+# The embeddings predict the token that the decoder *reads* at each position, because the input and
+# the output share one matrix: the first row shows the translation, shifted by one position.
+#
+# After the first layer, most guesses are of the right kind: a multiple of one hundred at the start
+# of a group, a ones digit before "unddreißig", and the end of the sentence at its end. However,
+# most digits are wrong. The decoder has learned how numbers are formed, but it does not know yet
+# which number it translates. The second layer adds the digits: its cross-attention reads them. In
+# the stored output, the first layer agrees with the last one at about a third of the positions. The
+# experiment above shows the same from the other side: without this layer's cross-attention, the
+# translation is a well-formed but wrong number.
+#
+# The lens can underestimate a layer. It reads all vectors with the output matrix, but a lower layer
+# can store information in directions that only the next layer can read.
+#
+# ## A linear probe
+#
+# A *probe* is a simple model that predicts a property of the sentence from a vector inside the
+# network (Alain and Bengio, 2016). We ask where in the encoder the ones digit of the thousands is
+# known, such as the "one" in "two hundred and thirty-one thousand, ...". For each encoder state and
+# each position, we fit a linear map (ridge regression) from the vector at this position to the nine
+# possible digits. We fit the maps on the development set and measure their accuracy on the test
+# set, which the model has not seen either. Guessing gives an accuracy of 1/9.
+
+
+# %%
+def stack_states(split, states):
+    """Return the vectors and the labels of the sentences that have the most frequent length."""
+    labels = np.array([number // 1000 % 10 - 1 for number in parts[split]])
+    lengths = [len(example.source_tokens) for example in states]
+    chosen = np.flatnonzero(np.array(lengths) == np.bincount(lengths).argmax())
+    return np.stack([states[i].encoder for i in chosen]), labels[chosen]
+
+
+def probe(inputs, labels, test_inputs, test_labels):
+    """Fit a linear map from vectors to digits; return the share of test digits that it predicts."""
+    x, test_x = (np.pad(x, ((0, 0), (0, 1)), constant_values=1) for x in (inputs, test_inputs))
+    weights = np.linalg.solve(x.T @ x + 0.1 * np.eye(x.shape[1]), x.T @ np.eye(9)[labels])
+    return np.mean((test_x @ weights).argmax(-1) == test_labels)
+
+
+fit, fit_labels = stack_states("dev", read_states("dev"))
+test, test_labels = stack_states("test", held_out)  # (sentences, states, tokens, d_model)
+accuracy = np.array(
+    [
+        [probe(fit[:, i, j], fit_labels, test[:, i, j], test_labels) for j in range(test.shape[2])]
+        for i in range(test.shape[1])
+    ]
+)
+
+figure, axes = plt.subplots(figsize=(9, 2.6))
+image = axes.imshow(accuracy, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+for (i, j), value in np.ndenumerate(accuracy):
+    color = "white" if value > 0.6 else "black"
+    axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+axes.set_yticks(range(3), names)
+axes.set_xticks(range(len(tokens)), tokens, rotation=45, ha="right")
+axes.set(
+    xlabel="source token (of one sentence)", title="accuracy of a probe for the digit at 'one'"
+)
+figure.colorbar(image, ax=axes, label="accuracy")
+plt.show()
+print(f"{len(fit)} sentences to fit, {len(test)} to test")
+
+# %% [markdown]
+# In the embeddings, only the vector at the digit's own position contains the digit. At the other
+# positions, the accuracy is close to 1/9, as it must be: these vectors represent other words.
+# Attention then copies the digit to more and more positions. In the stored output, the probe reads
+# the digit from the vector of "thirty" with an accuracy of 0.55 after the first layer and 0.89
+# after the second. Even the end-of-sentence token contains it.
+#
+# A probe shows what a vector *contains*, not what the model *uses*. The experiment with masked
+# heads shows the difference: the encoder spreads the digits over the sentence, but removing one
+# of its heads hardly increases the loss, because the decoder can read each digit at its own
+# position. A powerful probe could also compute the answer itself. Therefore, our probe is linear,
+# and its accuracy on the embeddings serves as a control.
+#
+# ## Forced and random translations
+#
+# The remaining instruments look at the model from the outside. A *prefix* forces the beginning of a
+# translation, and `run.score` returns the log-probability of each token in a given translation.
+
+# %%
+[forced] = run.translate([source], prefixes=["zweihundertfünf"])
+[score] = run.score([source], [forced])
+print(forced)
+for token, log_prob in zip(score.tokens, score.log_probs):
+    print(f"  {log_prob:6.2f}  {token}")
+
+# %% [markdown]
+# The prefix contains a wrong digit, "fünf" instead of "ein", and the model gives it a very low
+# probability. All later tokens have high probabilities again: the model neither corrects the digit
+# nor loses its place in the source.
+#
+# A `Sampling` draws translations at random. The sample with the *minimum Bayes risk* is the one
+# that is most similar to all samples of its sentence.
+
+# %%
+sampling = tj.Sampling(temperature=1.5, seed=0)
+[samples] = run.translate_best([source], 5, sampling=sampling)
+for text, log_prob in samples:
+    print(f"{log_prob:7.1f}  {text}")
+[chosen] = run.translate_minimum_risk([source], 32, sampling=sampling)
+print(f"minimum risk among 32 samples: {chosen}")
+
+# %% [markdown]
+# At a temperature of 1.5, all samples shown here are wrong, but in different ways. Their common
+# parts are mostly right. In the stored output, the sample that is most similar to the others is the
+# correct translation.
 #
 # ## What attention weights do not show
 #
