@@ -11,6 +11,7 @@ from run_files import write_untrained_run
 from training_runs import QUIET, assert_same, resume, state_of, train
 
 import transformer_jax
+from transformer_jax import optional
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.errors import DataError, UsageError
@@ -202,6 +203,19 @@ def test_a_run_with_two_vocabularies_trains_translates_and_resumes(tmp_path: Pat
     assert follower.vocabulary.source.model == run.vocabulary.source.model
     resume(path, train={"steps": 2})
     assert state_of(path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [({"bleu_tokenizer": "ko-mecab"}, "needs mecab_ko"), ({"task": "parsing"}, "reference 1")],
+)
+def test_text_that_cannot_be_scored_leaves_no_run_folder(
+    data: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optional, "find_spec", lambda _: None)
+    with pytest.raises((DataError, UsageError), match=message):
+        create_run(SMALL.change(data=data), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("forget_parts")

@@ -26,7 +26,7 @@ SIZES = {
     *("max_length", "vocab_size", "source_vocab_size", "max_extra_length", "beam_size"),
 }
 # The values of these fields are files or other text, or require a download or a different device.
-FIXED = {"train", "dev", "test", "folder", "dataset", "languages", "corpus", "task"}
+FIXED = {"train", "dev", "test", "folder", "dataset", "languages", "corpus", "task", "trackers"}
 
 NUM_SLOW, NUM_COMBINATIONS = 6, 300
 

@@ -17,9 +17,12 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.data.encode import SIDES
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.errors import DataError, Setting, UsageError
+from transformer_jax.evaluation.scores import LIBRARIES
+from transformer_jax.evaluation.tasks import check_task
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.model.encoder_decoder import EncoderDecoder
 from transformer_jax.model.inspect import check_params
+from transformer_jax.optional import require_library
 from transformer_jax.registry import describe_foreign, foreign_names
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder, check_available
@@ -52,6 +55,10 @@ def create_run(
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare_text(config.data, vocabulary)
     prepared.note_problems()
+    # Report these mistakes before the folder exists; the evaluation checks them again.
+    check_task(config.data.task, *prepared.lines("dev"))
+    if library := LIBRARIES.get(config.data.bleu_tokenizer):
+        require_library(library)
     sizes = prepared.vocabulary.sizes
     for field, size in sizes.items():
         if size != (requested_size := getattr(config.data, field)):
