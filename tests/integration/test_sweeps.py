@@ -299,7 +299,8 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
     ("arguments", "message"),
     [
         (["mine.py", "--rows", "A"], "no row 'A'"),
-        (["mine.py", "--seeds", "0"], "seeds must be positive"),
+        (["mine.py", "--seeds", "0"], "seeds must be from 1 to 10000"),
+        (["mine.py", "--seeds", "9" * 20], "seeds must be from 1 to 10000"),
         (["mine.py", "--devices", "many"], "--devices must be"),
         (["mine.py", "--group", "0"], "--group must be positive, got 0"),
         (["mine.py", "--launcher", "slurm", "--group", "2"], "need --launcher local"),

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -24,6 +25,7 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
     "tiny": (8, 2),
 }
 CONTROL = "control"
+MAX_ROWS = 10_000
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 DEPTHS = ("num_layers", "num_decoder_layers")
 FieldValue = bool | int | float | str | None
@@ -73,6 +75,8 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
         if field in choices:
             raise ConfigError(f"the grid has the field {'.'.join(field)} twice")
         choices[field] = list(dict.fromkeys(parse_value(name, x) for x in values.split(",")))
+    if (count := math.prod(map(len, choices.values()))) > MAX_ROWS:
+        raise ConfigError(f"the grid has {count:,} combinations, but at most {MAX_ROWS:,} work")
     rows: dict[str, Row] = {}
     for values in itertools.product(*choices.values()):
         changes: dict[str, dict[str, FieldValue]] = {}

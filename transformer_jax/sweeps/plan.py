@@ -35,6 +35,7 @@ from transformer_jax.files import (
 from transformer_jax.registry import check_registered, describe_foreign
 from transformer_jax.remote.copies import uploading
 
+MAX_SEEDS = 10_000
 # Increase this number when the format of sweep.json changes.
 FORMAT = 2
 # A row's name is also the name of its folder.
@@ -325,8 +326,7 @@ def plan_sweep(
         UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
             `seeds` is not positive.
     """
-    if seeds < 1:
-        raise UsageError(f"seeds must be positive, got {seeds}")
+    check_num_seeds("seeds", seeds)
     for name in only or ():
         if name not in rows:
             raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
@@ -344,6 +344,12 @@ def plan_sweep(
             tuning = replace(tuning, chosen=chosen)
     runs = _plan_runs(path, selected, range(first, first + seeds), tuning)
     return Sweep(path, selected, runs, tuning=tuning)
+
+
+def check_num_seeds(name: str, count: int) -> None:
+    """Raise a UsageError if a sweep cannot have this number of seeds."""
+    if not 1 <= count <= MAX_SEEDS:
+        raise UsageError(f"{name} must be from 1 to {MAX_SEEDS}, got {count}")
 
 
 def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:

@@ -15,7 +15,7 @@ from transformer_jax.config import Row
 from transformer_jax.config.rows import FieldValue, split_field
 from transformer_jax.errors import DivergedError, SweepFailedError, UsageError
 from transformer_jax.runs.metrics_file import is_number
-from transformer_jax.sweeps.plan import Sweep, Tuning, check_row_name
+from transformer_jax.sweeps.plan import Sweep, Tuning, check_num_seeds, check_row_name
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 
 # The difference between the first trial seed and the first seed of a sweep.
@@ -37,8 +37,7 @@ def plan_tuning(
         raise UsageError(f"only the fields of model and train can be tuned, got {field}")
     if len(set(values)) < max(2, len(values)):
         raise UsageError(f"tuning {field} needs at least two different values")
-    if num_seeds < 1:
-        raise UsageError(f"the number of trial seeds must be positive, got {num_seeds}")
+    check_num_seeds("the number of trial seeds", num_seeds)
     if "tune" in rows:
         raise UsageError("a tuned sweep cannot have a row named 'tune'")
     base = next(iter(rows.values())).config

@@ -90,6 +90,10 @@ def test_a_grid_has_a_row_for_each_combination() -> None:
         (["model.d_k=8", "model.d-k=16"], r"the grid has the field model\.d_k twice"),
         (["model.d_k=0"], r"model\.d_k must be"),
         (["model.d_k=8.5"], r"model\.d_k must be int"),
+        (
+            [f"model.{x}={','.join(map(str, range(1, 201)))}" for x in ("d_ff", "d_k", "d_v")],
+            "the grid has 8,000,000 combinations",
+        ),
     ],
 )
 def test_a_mistake_in_a_grid_is_described(grid: list[str], message: str) -> None:

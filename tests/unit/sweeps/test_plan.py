@@ -83,7 +83,7 @@ def test_a_sweep_with_a_control_cannot_have_another_row_of_that_name() -> None:
 
 
 def test_a_sweep_needs_a_seed() -> None:
-    with pytest.raises(UsageError, match="seeds must be positive, got 0"):
+    with pytest.raises(UsageError, match="seeds must be from 1 to 10000, got 0"):
         plan_sweep(Path("s"), ROWS, 0)
 
 

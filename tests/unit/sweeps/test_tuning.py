@@ -151,7 +151,7 @@ def test_a_value_that_a_row_cannot_use_is_rejected() -> None:
     for field in ("train.seed", "data.vocab_size", "decode.beam_size"):
         with pytest.raises(UsageError, match="only the fields of model and train can be tuned"):
             plan_tuning(ROWS, field, [1, 2])
-    with pytest.raises(UsageError, match="number of trial seeds must be positive"):
+    with pytest.raises(UsageError, match="number of trial seeds must be from 1 to"):
         plan_tuning(ROWS, FIELD, [1.0, 2.0], 0)
     with pytest.raises(UsageError, match="a row named 'tune'"):
         plan_tuning({"base": ROWS["base"], "tune": ROWS["wide"]}, FIELD, [1.0, 2.0])
