@@ -11,7 +11,7 @@ from transformer_jax.commands.help import completion_script, print_help
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config.loading import import_file, import_inherited
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.console import run_and_report, stderr, stdout, use_utf8
+from transformer_jax.console import hide_late_errors, run_and_report, stderr, stdout, use_utf8
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import UsageError
 from transformer_jax.runs.versions import package_version
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Print any error as a one-line message."""
     if arguments is None:
         use_utf8()
+        hide_late_errors()
     return run_and_report(lambda: _dispatch(list(sys.argv[1:] if arguments is None else arguments)))
 
 

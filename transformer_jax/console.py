@@ -192,6 +192,16 @@ def use_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
 
 
+def hide_late_errors() -> None:
+    """Hide the errors of TensorStore's threads that call an event loop after it was closed.
+
+    The error that closed the loop is reported.
+    """
+    sys.excepthook = lambda kind, error, trace: (
+        None if "Event loop is closed" in str(error) else sys.__excepthook__(kind, error, trace)
+    )
+
+
 def _prepare_streams() -> None:
     """Make sure that any text can be printed to the standard streams."""
     # If the shell closed a stream, as with `<&-`, Python sets the stream to None. Without a

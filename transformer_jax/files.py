@@ -48,8 +48,8 @@ URL = re.compile(
 # package does not read files with such names.
 STRAY = re.compile(
     r"[.~#@$].*|.*[~#]|thumbs\.db.*|ehthumbs.*|desktop\.ini|icon\r|lost\+found|__pycache__"
-    r"|system volume information|.*\.(sw[a-p]|bak|orig|pyc|icloud)|.*\.sync-conflict-.*"
-    r"|.*\((.*(conflict|copy).*|\d+)\).*",
+    r"|system volume information|.*\.(sw[a-p]|bak|orig|pyc|icloud|crdownload|part|download)"
+    r"|.*\.sync-conflict-.*|.*\((.*(conflict|copy).*|\d+)\).*|.* copy( \d+)?(\..*)?",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -100,8 +100,9 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     On failure, the old contents remain. If `durable` is true, the new contents also survive a power
     failure.
     """
-    # Several processes or threads may write the same file, so each uses its own temporary file.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Several processes or threads may write the same file, so each uses its own temporary file. Its
+    # name must not be too long if the file's own name is not.
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content)
         if durable:

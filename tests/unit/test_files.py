@@ -51,6 +51,12 @@ def test_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_with_the_longest_possible_name_is_written(tmp_path: Path) -> None:
+    for name in ("x" * 255, "ü" * 127, "\U0001f600" * 63):
+        write_text(tmp_path / name, name)
+        assert (tmp_path / name).read_text("utf-8") == name
+
+
 def test_the_contents_and_then_the_name_are_synced_to_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

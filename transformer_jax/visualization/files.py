@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from transformer_jax.errors import UsageError, storage_errors
+from transformer_jax.files import write_bytes
 
 FIGURE_SUFFIXES = (".svg", ".png")
 ATTENTION_SUFFIXES = (".html", *FIGURE_SUFFIXES)
@@ -20,6 +21,6 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file; raise StorageError if it cannot be written."""
+    """Write a file atomically; raise StorageError if it cannot be written."""
     with storage_errors(f"{path} cannot be written"):
-        path.write_bytes(content)
+        write_bytes(path, content, durable=False)

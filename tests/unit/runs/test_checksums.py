@@ -147,6 +147,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 STRAYS = (
     *(".DS_Store", "._c", "Thumbs.db", "desktop.ini", ".nfs00af", "c~", ".c.swp", "#c#", "~$c"),
     *("c (conflicted copy 2026-01-01)", "c (1)", "c.sync-conflict-20260101", "c.orig"),
+    *("c.crdownload", "c.part", "c copy", "c copy 2.json"),
 )
 STRAY_FOLDERS = (".ipynb_checkpoints", "__pycache__", "lost+found", "@eaDir", ".Trash-1000")
 

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,15 @@ def test_a_suffix_is_recognized_in_any_case_and_an_unknown_one_is_an_error(
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written: Is a directory"):
         write_file(tmp_path, b"")
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_part(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_part)
+    with pytest.raises(StorageError, match=r"x\.html cannot be written: No space left"):
+        write_file(tmp_path / "x.html", b"page")
+    assert list(tmp_path.iterdir()) == []
