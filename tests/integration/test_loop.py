@@ -28,8 +28,10 @@ from transformer_jax.errors import DivergedError, OutOfMemoryError, RunInterrupt
 from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import evaluation, loop, member
+from transformer_jax.training.compiled_step import CompiledStep
 from transformer_jax.training.components import build_run_components
 from transformer_jax.training.create_run import create_run
+from transformer_jax.training.loop import run_training
 from transformer_jax.training.step import TrainState, TrainStep
 
 # Checkpoints are scheduled every 4 steps, and reports every 2 steps. The learning rate peaks at
@@ -405,6 +407,35 @@ def test_an_out_of_memory_error_suggests_remat_only_if_it_can_help(
 
 def dev_reports(path: Path) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in metrics_of(path) if line["split"] == "dev"}
+
+
+def test_a_report_waits_for_later_steps_to_start_unless_a_checkpoint_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, written = [0], list[tuple[str, float, int]]()
+    run_step = CompiledStep.__call__
+
+    def count_and_run(*arguments: Any) -> Any:
+        started[0] += 1
+        return run_step(*arguments)
+
+    def callback(report: dict[str, float]) -> None:
+        split = "dev" if "dev/perplexity" in report else "train"
+        written.append((split, report["step"], started[0]))
+
+    monkeypatch.setattr(CompiledStep, "__call__", count_and_run)
+    config = SMALL.change(train={"steps": 8, "log_every": 1, "checkpoint_every": 5})
+    run_training(create_run(config, tmp_path / "run", QUIET), QUIET, callback=callback)
+    # A report has the metrics of a step that has finished while the next two steps run. The timer
+    # for recovery checkpoints can only make a report earlier.
+    assert [(split, step) for split, step, _ in written] == [
+        *(("train", step) for step in range(1, 6)),
+        ("dev", 5),
+        *(("train", step) for step in range(6, 9)),
+        ("dev", 8),
+    ]
+    assert all(step <= count <= min(step + 2, 5 if step <= 5 else 8) for _, step, count in written)
+    assert sum(count == step + 2 for _, step, count in written) >= 2
 
 
 def train_reports(path: Path) -> list[int]:

@@ -74,6 +74,7 @@ class CheckpointManager:
         self._read_metadata()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._copy: Future[PendingWrite] | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -189,23 +190,36 @@ class CheckpointManager:
         the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity`
         and `smoothed_loss` are the scores on the development set, or None if the step is not
         scheduled. If `awaits_score` is true, no checkpoint is deleted before `record_score` is
-        called.
+        called. The arrays are then copied to the host in the background, so the caller may donate
+        them only after `record_score` or `wait`.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)
-        with self._as_storage_error(step):
-            write = array_store.save_async(self.folder / f".{step}", arrays)
+        copied = self._writer.submit(array_store.save_async, self.folder / f".{step}", arrays)
         self._metadata[step] = content
         superseded = set[int]() if awaits_score else self._supersede()
-        self._pending = self._writer.submit(self._finish, step, write, content, superseded)
+        self._copy = copied
+        self._pending = self._writer.submit(self._finish, step, copied, content, superseded)
+        if not awaits_score:
+            self.wait_for_copy()
+
+    def wait_for_copy(self) -> None:
+        """Wait until the host has a copy of the arrays, which may then be donated.
+
+        Raise a StorageError if they cannot be copied.
+        """
+        copied, self._copy = self._copy, None
+        if copied is not None and copied.exception() is not None:
+            self.wait()
 
     def record_score(
         self, step: int, scores: DevScores | None, metadata: Mapping[str, object]
     ) -> None:
         """Start replacing the scores and the metadata of the latest checkpoint.
 
-        Errors are raised in the same way as in `save`.
+        Errors are raised in the same way as in `save`. The caller may now donate the arrays.
         """
+        self.wait_for_copy()
         perplexity, smoothed_loss = scores or (None, None)
         content = self._metadata[step]._replace(
             perplexity=perplexity, smoothed_loss=smoothed_loss, custom_metadata=dict(metadata)
@@ -290,11 +304,15 @@ class CheckpointManager:
             raise StorageError(f"checkpoint {step} of {self.run} is damaged: {damage}")
 
     def _finish(
-        self, step: int, write: PendingWrite, content: CheckpointMetadata, superseded: set[int]
+        self,
+        step: int,
+        copied: Future[PendingWrite],
+        content: CheckpointMetadata,
+        superseded: set[int],
     ) -> None:
         """Wait for Orbax, make the checkpoint visible, and then delete superseded checkpoints."""
         with self._as_storage_error(step):
-            write.result()
+            copied.result().result()
             if not self._is_primary:
                 return
             temporary = self.folder / f".{step}"

@@ -42,11 +42,11 @@ class DueActions(NamedTuple):
     def waits_for_step(self) -> bool:
         """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
 
-        A report, an evaluation, and an interruption wait for the step's result anyway. A recovery
-        save also waits, but it must not trigger the divergence check, because the step at which a
-        run ends must not depend on the clock.
+        An evaluation and an interruption wait for the step's result anyway. A recovery save also
+        waits, but it must not trigger the divergence check, because the step at which a run ends
+        must not depend on the clock.
         """
-        return self.report or self.evaluate or self.interrupt
+        return self.evaluate or self.interrupt
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,12 @@ class Checkpointer:
         unscored: StepMetrics | None,
         num_earlier_reports: int,
     ) -> None:
-        """Start writing a checkpoint. After this method returns, the caller can donate the state.
+        """Start writing a checkpoint.
 
-        If the step is to be evaluated, `unscored` contains its metrics, and `record_score` must
-        follow. If a signal ends the run before that, the resumed run evaluates the checkpoint.
+        If the step is to be evaluated, `unscored` contains its metrics. The caller must then call
+        `record_score` before it donates the state, because the state is copied to the host during
+        the evaluation. If a signal ends the run before that, the resumed run evaluates the
+        checkpoint. Otherwise, the caller can donate the state after this method returns.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written.
@@ -178,6 +180,9 @@ class Checkpointer:
         self._manager.prepare_save(step, arrays)
         self._run.group.barrier()
         self._manager.save(step, arrays, None, metadata, awaits_score=unscored is not None)
+        if self._run.group.count > 1:
+            # Copying synchronizes the processes, but only one of them evaluates.
+            self._manager.wait_for_copy()
         self._timer.record_save()
         self.last_step = step
 

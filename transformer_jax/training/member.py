@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import ArrayLike
 from rich.console import Console
 
+from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batches import Batch
 from transformer_jax.distributed.preemption import GracefulShutdown
@@ -78,6 +79,8 @@ class Member:
         self._callback, self._on_end = assignment.callback, assignment.on_end
         self._group, self._shutdown, self._is_alone = group, shutdown, is_alone
         self._contexts = contextlib.ExitStack()
+        # The steps whose reports are due but not written yet.
+        self._due_reports: list[int] = []
         self.has_ended = False
         self.num_scheduled = 0
         """The number of scheduled checkpoints on disk once the run has ended."""
@@ -187,7 +190,7 @@ class Member:
 
     def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
         """Start writing a checkpoint. If the step is due for evaluation, call `score` next."""
-        unscored = self.meter.last if due.evaluate else None
+        unscored = self.meter.last() if due.evaluate else None
         num_earlier = self.writer.count_earlier(step)
         self.checkpointer.save(step, state, pending, unscored, num_earlier)
 
@@ -196,22 +199,39 @@ class Member:
         return not self.has_ended and self.restored < step
 
     def record(self, step: int, metrics: StepMetrics) -> None:
-        """Record a step that has started, and check an earlier step that has finished."""
+        """Record a step that has started; check and report an earlier step that has finished."""
         self.meter.add(metrics, self.run.step_flops(step))
         num_skipped = self.meter.wait_for_earlier_step()
         self._check_divergence(step - self.meter.LAG, num_skipped)
+        self._write_due_reports(step, self.meter.LAG)
         self.writer.advance(step)
 
     def report(self, step: int, vote: Vote) -> tuple[DueActions, Sums]:
-        """Write a report if it is due; return the due actions and the metrics to save."""
+        """Note whether a report is due; return the due actions and the metrics to save.
+
+        `record` writes the report `Meter.LAG` steps later, so that the devices do not wait for the
+        host. If a checkpoint is due, this method writes all due reports, because a run that resumes
+        from the checkpoint does not write them.
+        """
         due = self.run.schedule.after(step, vote, self.checkpointer.last_step)
+        if due.save:
+            self._write_due_reports(step)
         if due.waits_for_step:
-            self._check_divergence(step, int(self.meter.last.skipped_in_a_row))
+            self._check_divergence(step, int(self.meter.last().skipped_in_a_row))
         # Copy the pending metrics before the report resets the meter.
         pending = self.meter.pending_metrics() if due.keep_pending_metrics else []
         if due.report:
-            self._write_report(step)
+            self._due_reports.append(step)
+        if due.save:
+            self._write_due_reports(step)
         return due, pending
+
+    def _write_due_reports(self, step: int, lag: int = 0) -> None:
+        """Write the due reports of steps up to `step` - `lag`, where `step` is the latest step."""
+        while self._due_reports and self._due_reports[0] <= step - lag:
+            due = self._due_reports.pop(0)
+            self._check_divergence(due, int(self.meter.last(step - due).skipped_in_a_row))
+            self._write_report(due, step - due)
 
     def score(self, due: DueActions, state: TrainState) -> None:
         """Evaluate the latest checkpoint, whose state is `state`, and record its score.
@@ -251,13 +271,18 @@ class Member:
         self._contexts.close()
         self._on_end(None)
 
-    def _write_report(self, step: int) -> None:
-        """Report the latest learning rate and the metrics since the last report."""
+    def _write_report(self, step: int, num_later: int = 0) -> None:
+        """Report a step's learning rate and the metrics since the last report.
+
+        `num_later` is the number of steps that have started since.
+        """
         config = self.folder.config
         # Skipped steps do not count as updates.
-        num_updates = max(step - int(self.meter.last.skipped), 1)
-        rate = _learning_rate(config.train, config.model.d_model, np.int32(num_updates))
-        values = self.meter.read() | {"learning_rate": float(rate)}
+        num_updates = max(step - int(self.meter.last(num_later).skipped), 1)
+        # On an accelerator, this computation would wait for the steps that have started.
+        with jax.default_device(host_device()):
+            rate = _learning_rate(config.train, config.model.d_model, np.int32(num_updates))
+        values = self.meter.read(num_later) | {"learning_rate": float(rate)}
         self.writer.report(step, "train", values)
 
     def _check_divergence(self, step: int, num_skipped: int) -> None:

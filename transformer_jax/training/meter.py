@@ -34,31 +34,33 @@ class Meter:
         the metrics of the last pending step, if a report may follow without further steps.
         """
         self._peak, self._last = peak, last
+        self._metrics: list[StepMetrics] = []
+        self._flops: list[float] = []
         self._reset(pending, pending_flops)
 
     def _reset(self, pending: Sums, pending_flops: float) -> None:
         self._pending, self._pending_flops = pending, pending_flops
-        self._metrics: list[StepMetrics] = []
-        self._flops, self._paused_seconds = pending_flops, 0.0
-        self._start = time.perf_counter()
+        self._paused_seconds, self._start = 0.0, time.perf_counter()
 
     def add(self, metrics: StepMetrics, flops: float) -> None:
         """Record the latest step without waiting for it to finish."""
         self._metrics.append(metrics)
+        self._flops.append(flops)
         self._last = metrics
-        self._flops += flops
 
     def wait_for_earlier_step(self) -> int:
         """Wait until the devices have finished step n - `LAG`, where n is the latest step.
 
         The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
-        the progress of the devices. For the first `LAG` steps after a report, this method returns 0
-        without waiting. For later steps, the method returns how many consecutive steps, up to step
-        n - `LAG`, were skipped.
+        the progress of the devices. The method returns how many consecutive steps, up to step
+        n - `LAG`, were skipped. If fewer than `LAG` steps follow the last step that `read` has
+        read, this method returns 0 without waiting.
         """
         if len(self._metrics) <= self.LAG:
             return 0
-        return int(jax.device_get(self._metrics[-1 - self.LAG].skipped_in_a_row))
+        # Copy all metrics now, while later steps run, instead of at the next report.
+        earlier = self._metrics[-1 - self.LAG] = jax.device_get(self._metrics[-1 - self.LAG])
+        return int(earlier.skipped_in_a_row)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -70,20 +72,27 @@ class Meter:
         finally:
             self._paused_seconds += time.perf_counter() - start
 
-    @property
-    def last(self) -> StepMetrics:
-        """The metrics of the latest step."""
-        if self._last is None:
+    def last(self, num_later: int = 0) -> StepMetrics:
+        """Return the metrics of the step that `num_later` steps follow, by default the latest."""
+        last = self._metrics[-1 - num_later] if num_later else self._last
+        if last is None:
             raise ValueError("there is no step to report")
-        return self._last
+        return last
 
-    def pending_metrics(self) -> Sums:
-        """Return the sums for each step since the last report, including those in `pending`."""
-        losses = jax.device_get([metrics.loss for metrics in self._metrics])
+    def pending_metrics(self, num_later: int = 0) -> Sums:
+        """Return the sums for each step since the last report, including those in `pending`.
+
+        The result excludes the latest `num_later` steps.
+        """
+        steps = self._metrics[: len(self._metrics) - num_later]
+        losses = jax.device_get([metrics.loss for metrics in steps])
         return [*self._pending, *([float(x) for x in loss] for loss in losses)]
 
-    def read(self) -> dict[str, float]:
+    def read(self, num_later: int = 0) -> dict[str, float]:
         """Return the means and rates since the last report and reset them.
+
+        The latest `num_later` steps belong to the next report. The devices may still be running
+        them.
 
         The means and FLOPs include the steps of an interrupted process; the rates do not. The means
         are omitted if all steps were skipped. `gradient_norm` is omitted if it is not finite, and
@@ -98,18 +107,21 @@ class Meter:
             flops: the FLOPs of all steps, excluding padding.
             utilization: the FLOP/s as a fraction of the devices' peak.
         """
-        sums = self.pending_metrics()
+        last, sums = self.last(num_later), self.pending_metrics(num_later)
+        count = len(sums) - len(self._pending)
         seconds = time.perf_counter() - self._start - self._paused_seconds
-        smoothed, nll, count = (math.fsum(column) for column in zip(*sums, strict=True))
+        smoothed, nll, total = (math.fsum(column) for column in zip(*sums, strict=True))
         tokens = math.fsum(tokens for _, _, tokens in sums[len(self._pending) :])
         values: dict[str, float] = {}
-        if count:
-            values |= {"loss": smoothed / count, "perplexity": math.exp(min(nll / count, 700.0))}
-        if math.isfinite(norm := float(self.last.gradient_norm)):
+        if total:
+            values |= {"loss": smoothed / total, "perplexity": math.exp(min(nll / total, 700.0))}
+        if math.isfinite(norm := float(last.gradient_norm)):
             values["gradient_norm"] = norm
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
-        utilization = (self._flops - self._pending_flops) / seconds / self._peak
-        values |= {"tokens_per_second": tokens / seconds, "flops": self._flops}
+        flops = sum(self._flops[:count], self._pending_flops)
+        utilization = (flops - self._pending_flops) / seconds / self._peak
+        values |= {"tokens_per_second": tokens / seconds, "flops": flops}
+        self._metrics, self._flops = self._metrics[count:], self._flops[count:]
         self._reset([], 0.0)
         return values | {"utilization": utilization}

@@ -2,6 +2,7 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from run_files import (
 
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
-from transformer_jax.runs import checkpoint_manager, checkpoint_metadata, checksums
+from transformer_jax.runs import array_store, checkpoint_manager, checkpoint_metadata, checksums
 from transformer_jax.runs.checkpoint_averaging import select_steps
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.checkpoint_metadata import DevScores
@@ -52,6 +53,45 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
             x = add(x)
         restored = checkpoints.restore(1, target_like({"x": x}))
     assert float(jnp.abs(restored["params"]["x"]).max()) == 0
+
+
+@pytest.mark.parametrize("end", ["record_score", "wait"])
+def test_arrays_that_await_a_score_may_be_donated_once_it_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x, evaluated = jnp.zeros(1_000_000), threading.Event()
+
+    def save_after_evaluation(*arguments: Any) -> Any:
+        evaluated.wait(30)
+        return save_async(*arguments)
+
+    save_async = array_store.save_async
+    monkeypatch.setattr(array_store, "save_async", save_after_evaluation)
+    with CheckpointManager(tmp_path / "c", IDENTITY, keep=1) as checkpoints:
+        checkpoints.save(1, with_optimizer({"x": x}), None, {}, awaits_score=True)
+        # The caller can evaluate the arrays while they are copied.
+        assert float(x.sum()) == 0
+        evaluated.set()
+        if end == "record_score":
+            checkpoints.record_score(1, DevScores(2.0, 1.0), {})
+        else:
+            checkpoints.wait()
+        for _ in range(20):
+            x = add(x)
+        restored = checkpoints.restore(1, target_like({"x": x}))
+    assert float(jnp.abs(restored["params"]["x"]).max()) == 0
+
+
+def test_a_copy_that_fails_during_an_evaluation_is_reported_when_the_score_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_store, "save_async", no_space)
+    with open_writable(tmp_path / "c") as checkpoints:
+        checkpoints.save(1, with_optimizer(params_of(1)), None, {}, awaits_score=True)
+        with pytest.raises(StorageError, match=r"checkpoint 1 could not be written: .*No space"):
+            checkpoints.record_score(1, DevScores(2.0, 1.0), {})
+        assert checkpoints.steps == []
 
 
 def test_the_latest_the_best_and_the_last_scheduled_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_recovery_checkpoint_is_due_unless_one_was_saved_since_the_vote(
 @pytest.mark.parametrize(
     ("step", "vote", "is_free"),
     [
-        (2, NO_VOTE, True),
+        (2, NO_VOTE, False),
         (4, NO_VOTE, True),
         (11, NO_VOTE, True),
         (3, NO_VOTE, False),
