@@ -147,6 +147,7 @@ def test_free_fields_and_unused_fields_may_differ(whole_run: Path, tmp_path: Pat
             "dropout": 0.2,
             "attention_implementation": "blockwise",
             "dtype": "bfloat16",
+            "logits_dtype": "bfloat16",
             "remat": True,
             "max_length": 48,
             "max_relative_position": 3,

@@ -157,7 +157,7 @@ class ConvolutionalModel(IncrementalModel):
         for layer, source in zip(self.decoder, sources, strict=True):
             past = windows(self.dropout(x, train=train), width, before=width - 1)
             x = layer(x, past, embedded, source, train=train)
-        return self.output_embedding.logits(self.dropout(x, train=train))
+        return self.output_embedding.logits(self.dropout(x, train=train), train=train)
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> tuple[Source, ...]:
         return tuple(layer.attention.prepare(*memory, memory_mask) for layer in self.decoder)

@@ -176,7 +176,7 @@ class RecurrentModel(IncrementalModel):
 
     def to_logits(self, output: Float[Array, "B T D"], *, train: bool) -> Float[Array, "B T N"]:
         """Return the logits for the next token, given the decoder's outputs."""
-        return self.output_embedding.logits(self.dropout(output, train=train))
+        return self.output_embedding.logits(self.dropout(output, train=train), train=train)
 
     def prepare(self, memory: Memory, memory_mask: Bool[Array, "B 1 1 S"]) -> PreparedSource:
         return self.decoder.prepare(memory, memory_mask)

@@ -198,6 +198,11 @@ class ModelConfig(ConfigSection):
     """Data type of the computation. With `bfloat16`, parameters, softmax, and
     loss still use float32. Use `float64` only to verify results in Python, in a
     jax.enable_x64(True) context."""
+    logits_dtype: Annotated[Literal["float32", "bfloat16"], ON_INIT_FROM] = "float32"
+    """Data type of the logits in training. With `bfloat16`, which differs from the
+    paper, each logit is rounded to 8 significant bits, which saves memory and time.
+    The loss is still computed in float32. Evaluation and translation always use
+    float32 logits."""
     remat: Annotated[bool, UsedBy("transformer"), ON_RESUME, ON_INIT_FROM] = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Annotated[Literal["lstm", "gru"], UsedBy("rnn")] = "lstm"

@@ -30,10 +30,14 @@ class Embedding(nn.Module):
         dtype = self.config.dtype
         return self.table[tokens].astype(dtype) * jnp.asarray(self.config.d_model**0.5, dtype)
 
-    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
+    def logits(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T N"]:
         """Return the dot product of each vector in x with every token vector.
 
-        The logits are in float32 or higher precision.
+        The logits are in float32 or higher precision, except in training with
+        `model.logits_dtype` bfloat16.
         """
         dtype = self.config.dtype
-        return multiply_to_float32(matmul, x.astype(dtype), self.table.astype(dtype).T)
+        x, table = x.astype(dtype), self.table.astype(dtype).T
+        if train and self.config.logits_dtype == "bfloat16":
+            return matmul(x, table).astype(jnp.bfloat16)
+        return multiply_to_float32(matmul, x, table)

@@ -60,10 +60,10 @@ class Transformer(EncoderDecoder, kw_only=True):
         x = self.target_positions(x, jnp.arange(length), train=train)
         for layer in self.decoder:
             x = layer(x, memory, mask, memory_mask, train)
-        return self.to_logits(x)
+        return self.to_logits(x, train=train)
 
-    def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        return self.output_embedding.logits(self.decoder_norm(x))
+    def to_logits(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T N"]:
+        return self.output_embedding.logits(self.decoder_norm(x), train=train)
 
     def init_decoding(
         self, source: Int[Array, "B S"], *, num_hypotheses: int, max_length: int

@@ -2,16 +2,19 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_configs import with_architecture
 from jaxtyping import Array
 from models import VOCABULARY
 from oracles import SMALL_MODEL, apply, drawn_params, floats, initial_params, normal
 
+from transformer_jax.baselines.build import build_model
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.embeddings import Embedding
 from transformer_jax.model.inspect import abstract_params
@@ -47,6 +50,30 @@ def test_embeddings_have_the_config_dtype_and_logits_are_float32() -> None:
     x = apply(model, params, TOKENS, method="embed")
     assert x.dtype == jnp.bfloat16
     assert apply(model, params, x, method="logits").dtype == jnp.float32
+
+
+def test_only_training_rounds_logits_to_bfloat16() -> None:
+    exact, params = make_embedding()
+    rounding = Embedding(replace(NARROW, logits_dtype="bfloat16"), VOCABULARY)
+    x = normal(1, 2, 3, NARROW.d_model)
+    expected = apply(exact, params, x, method="logits", train=True)
+    rounded = apply(rounding, params, x, method="logits", train=True)
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rounded, expected.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(apply(rounding, params, x, method="logits"), expected)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "rnn", "conv"])
+def test_every_architecture_can_round_the_logits_of_training(architecture: str) -> None:
+    config = with_architecture(architecture, logits_dtype="bfloat16").model
+    model = build_model(config, VOCABULARY)
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+
+    def logits(*, train: bool) -> Any:
+        return model.init_with_output(rngs, TOKENS, TOKENS, train=train)[0]
+
+    dtypes = [jax.eval_shape(partial(logits, train=train)).dtype for train in (True, False)]
+    assert dtypes == [jnp.bfloat16, jnp.float32]
 
 
 def test_embedding_rows_start_with_variance_one_over_d_model() -> None:

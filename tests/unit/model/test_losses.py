@@ -1,5 +1,6 @@
 """Test the loss against a dense float64 cross-entropy with smoothed targets (section 5.4)."""
 
+import math
 import re
 from typing import Any
 
@@ -164,6 +165,27 @@ def test_loss_of_bfloat16_logits_is_computed_in_float32() -> None:
     logits, target = normal(0, 2, 5, VOCABULARY).astype(jnp.bfloat16), draw_tokens(1, 2, 5)
     expected = dense_loss(logits.astype(jnp.float32), target, 0.1)
     np.testing.assert_allclose(sums(cross_entropy(logits, target, 0.1)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_the_gradient_of_bfloat16_logits_differs_only_by_rounding(platform: str) -> None:
+    logits, target = 3 * normal(0, 4, 6, VOCABULARY), draw_tokens(1, 4, 6)
+
+    def gradient(dtype: str) -> Any:
+        def loss(logits: Array) -> Array:
+            return cross_entropy(logits.astype(dtype), target, 0.1).smoothed
+
+        return floats(jax.grad(loss)(logits))
+
+    with tracing_for(platform):
+        exact, rounded = gradient("float32"), gradient("bfloat16")
+    # A bfloat16 number has a relative error of at most 2^-8. The errors of two logits change the
+    # probability of a token by a factor of at most exp(2 * error).
+    error = 2.0**-8 * float(jnp.abs(logits).max())
+    change = floats(jax.nn.softmax(logits)) * math.expm1(2 * error)
+    bound = change + 2.0**-8 * (np.abs(exact) + change) + 1e-6
+    assert (np.abs(rounded - exact) <= bound).all()
+    assert np.abs(rounded - exact).max() > 1e-4
 
 
 def test_very_confident_predictions_have_a_finite_loss() -> None:

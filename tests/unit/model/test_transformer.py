@@ -144,6 +144,17 @@ def test_remat_does_not_change_gradients() -> None:
         assert np.any(np.abs(expected) > 1e-3)
 
 
+@pytest.mark.slow
+def test_gradients_of_bfloat16_logits_are_close_to_those_of_float32_logits() -> None:
+    model, params = make_model()
+    rounding, _ = make_model(logits_dtype="bfloat16")
+    exact, rounded = gradient(model, params), gradient(rounding, params)
+    for expected, actual in zip(jax.tree.leaves(exact), jax.tree.leaves(rounded), strict=True):
+        assert actual.dtype == jnp.float32
+        difference = float(jnp.linalg.norm(actual - expected) / jnp.linalg.norm(expected))
+        assert 0 < difference < 0.01
+
+
 def dropouts(model: Transformer) -> list[tuple[tuple[str, ...], float, Array]]:
     """Return the path, rate, and mask of each dropout module in a training-mode forward pass."""
     modules: list[tuple[tuple[str, ...], Any]] = []

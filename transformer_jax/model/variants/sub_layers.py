@@ -147,6 +147,6 @@ class BiasedTransformer(Transformer):
         super().setup()
         self.output_bias = self.param("output_bias", nn.initializers.zeros, (self.vocab_size,))
 
-    def to_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N"]:
-        logits = super().to_logits(x)
+    def to_logits(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T N"]:
+        logits = super().to_logits(x, train=train)
         return logits + self.output_bias.astype(logits.dtype)[None, None]
