@@ -56,10 +56,16 @@ class ProcessGroup:
         """Wait until every process has called `barrier`."""
         if self.count == 1:
             return
+        # Only the primary process waits for each of the others, so that the number of requests is
+        # proportional to the number of processes.
         key = f"transformer_jax/{next(self._calls)}"
-        key_value_store().key_value_set(f"{key}/{self.index}", "here")
-        for index in range(self.count):
+        if not self.is_primary:
+            key_value_store().key_value_set(f"{key}/{self.index}", "here")
+            self._wait_for_value(key)
+            return
+        for index in range(1, self.count):
             self._wait_for_value(f"{key}/{index}")
+        key_value_store().key_value_set(key, "all")
 
     def broadcast(self, value: T) -> T:
         """Return the primary process's value, which must be JSON-serializable, in all processes."""

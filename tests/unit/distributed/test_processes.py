@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import pytest
@@ -21,16 +21,20 @@ class Store:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
+        self.requests: set[tuple[int, str, str]] = set()
+        """The process, method, and key of each request. Repeated requests count once."""
         self._changed = threading.Condition()
 
     def key_value_set(self, key: str, value: str) -> None:
         with self._changed:
+            self.requests.add((threading.get_ident(), "set", key))
             assert key not in self._values
             self._values[key] = value
             self._changed.notify_all()
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
         with self._changed:
+            self.requests.add((threading.get_ident(), "get", key))
             # Calls to JAX's key-value store occasionally time out, so simulate timeouts.
             if not self._changed.wait_for(lambda: key in self._values, timeout_in_ms / 1e5):
                 raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
@@ -70,6 +74,16 @@ def test_no_process_passes_a_barrier_before_the_last_one_arrives(
         return len(arrived)
 
     assert run_in_each(arrive, monkeypatch) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_the_requests_of_a_barrier_are_proportional_to_the_number_of_processes(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_in_each(ProcessGroup.barrier, monkeypatch, count)
+    store: Any = processes.key_value_store()
+    # Each other process announces itself and waits, and the primary waits for it and answers all.
+    assert len(store.requests) == 3 * (count - 1) + 1
 
 
 def test_all_processes_must_have_the_same_config_except_for_the_data_folder(
