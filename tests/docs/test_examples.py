@@ -2,12 +2,17 @@
 
 import hashlib
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pages import ROOT
 
 import transformer_jax
+from transformer_jax.config.loading import import_file
+from transformer_jax.data.corpora import CORPORA
+from transformer_jax.data.prepare import prepare_text
+from transformer_jax.evaluation.tasks import TASKS
 
 FOLDER = ROOT / "examples" / "multi30k"
 
@@ -37,3 +42,51 @@ def test_a_clone_with_windows_line_endings_keeps_every_byte(tmp_path: Path) -> N
 def test_the_example_model_translates_a_caption() -> None:
     run = transformer_jax.load(FOLDER)
     assert run.translate(["two dogs play in the snow ."]) == ["zwei hunde spielen im schnee ."]
+
+
+SUMMARIZATION = ROOT / "examples" / "summarization.py"
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_the_sources_of_the_stories_are_cut_but_contain_what_the_summaries_state() -> None:
+    import_file(str(SUMMARIZATION))
+    data = {"corpus": "stories", "num_pairs": 300, "max_ratio": 20.0, "vocab_size": 120}
+    config = transformer_jax.load_config("tiny").change(data=data)
+    corpus = CORPORA["stories"](config.data)
+    pairs = list(corpus.read("train"))
+    assert len(pairs) == corpus.count("train") == 300
+    assert max(len(source.split()) for source, _ in pairs) == 40
+    assert any(source.endswith(" .") and len(source.split()) < 40 for source, _ in pairs)
+    for source, target in pairs:
+        who, did, _, what, _ = target.split()
+        assert source.startswith(f"{who} {did} a ")
+        assert what in source.split()
+    assert list(corpus.read("train", 290)) == pairs[290:]
+    # No pair is left out, because sources are cut before their length is checked.
+    prepared = prepare_text(config.data)
+    assert len(prepared.tokens("train")[0].lengths) == 300
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_rouge_is_the_mean_f_score_of_the_library() -> None:
+    pytest.importorskip("rouge_score", reason="needs rouge-score")
+    import_file(str(SUMMARIZATION))
+    task = TASKS["summarization"]
+    assert task is not None
+    references = ["anna found a ball .", "ben lost a map ."]
+    scores = task.score(["", ""], ["anna found a ball .", "ben sold a map ."], references)
+    # The scorer drops punctuation. In the second line, 3 of 4 words and 1 of 3 word pairs match.
+    assert scores == pytest.approx(
+        {"rouge1": (100 + 75) / 2, "rouge2": (100 + 100 / 3) / 2, "rougeL": (100 + 75) / 2}
+    )
+    assert task.describe(scores) == ["ROUGE       1 87.50, 2 66.67, L 87.50"]
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_rouge_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_file(str(SUMMARIZATION))
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    task = TASKS["summarization"]
+    assert task is not None
+    with pytest.raises(transformer_jax.UsageError, match="pip install rouge-score"):
+        task.check([], [])
