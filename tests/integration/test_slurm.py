@@ -87,6 +87,9 @@ def test_one_array_job_requests_the_resources_of_the_options(
         "memory-gb": "1.5",
         "account": "us",
         "qos": "low",
+        "constraint": "a100&ib",
+        "gres": "gpu:a100:2",
+        "setup": "module load python",
     }
     arguments = [word for name, value in options.items() for word in (f"--slurm.{name}", value)]
     assert submit_sweep(*arguments) == 0
@@ -99,9 +102,10 @@ def test_one_array_job_requests_the_resources_of_the_options(
     for line in (
         *("array=0-3%3", "partition=gpu", "time=1561", "gpus-per-node=2", "cpus-per-task=6"),
         *("mem=1536MB", "account=us", "qos=low", "requeue", "signal=USR2@120", "job-name=mine"),
+        *("constraint='a100&ib'", "gres=gpu:a100:2"),
     ):
         assert f"#SBATCH --{line}\n" in script
-    assert "srun --unbuffered" in script
+    assert "\nmodule load python\n" in script.partition("srun --unbuffered")[0]
     assert " --cpus-per-task=6 " in script
     # Every row's first seed is submitted before any row's second seed.
     assert {name: status.job for name, status in statuses().items()} == {

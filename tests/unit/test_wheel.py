@@ -62,3 +62,15 @@ def test_hatchling_puts_these_files_into_the_wheel(wheel_files: set[str]) -> Non
     builder = import_module("hatchling.builders.wheel").WheelBuilder(str(ROOT))
     included: Iterator[str] = (x.distribution_path for x in builder.recurse_included_files())
     assert set(included) == wheel_files
+
+
+def test_the_dockerfile_copies_what_the_build_context_contains() -> None:
+    lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
+    copied = {source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]}
+    ignored = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    assert copied == {line[1:] for line in ignored if line.startswith("!")}
+    assert all((ROOT / source).exists() for source in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    needed = {project["project"]["readme"], *project["project"]["license-files"]}
+    needed |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
+    assert needed | {"pyproject.toml", "constraints.txt", "transformer_jax"} == copied

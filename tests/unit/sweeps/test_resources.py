@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_jax.errors import UsageError
-from transformer_jax.sweeps.resources import Resources
+from transformer_jax.sweeps.resources import Cluster, Resources
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,12 @@ def test_a_value_out_of_range_is_rejected() -> None:
         Resources(gpus=-1)
     with pytest.raises(UsageError, match=r"slurm\.memory_gb must be positive, got nan"):
         Resources(memory_gb=float("nan"))
+
+
+def test_an_invalid_option_of_a_cluster_is_rejected() -> None:
+    with pytest.raises(UsageError, match=r"cluster\.accelerator must be NAME:COUNT, got 'H100'"):
+        Cluster(accelerator="H100")
+    with pytest.raises(UsageError, match=r"cluster\.node_selector must be KEY=VALUE, got 'a100'"):
+        Cluster(node_selector=("a100",))
+    with pytest.raises(UsageError, match=r"cluster\.cpus must be at least 1, got 0"):
+        Cluster(cpus=0)
