@@ -7,6 +7,7 @@ log, because callers report each error in one line.
 import logging
 import math
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ PendingWrite = ocp.AsyncResponse[None]
 MAX_COMPRESSION = 20
 ALWAYS_ALLOWED_BYTES = 64 << 20
 REMOVAL_SECONDS = 10.0
+_STARTING = threading.Lock()
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
@@ -35,7 +37,10 @@ def save_async(folder: Path, trees: Trees) -> PendingWrite:
     After this function returns, the caller may donate the arrays. This function and the pending
     write's `result()` may raise any Orbax error.
     """
-    return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
+    # Runs that train in one program save at the same time, but Orbax numbers its operations in a
+    # global variable.
+    with _STARTING:
+        return ocp.save_checkpointables_async(str(folder.absolute()), dict(trees))
 
 
 def restore(folder: Path, targets: Trees) -> dict[str, PyTree]:

@@ -1,10 +1,12 @@
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tensorstore as ts
 from run_files import params_of, target_like
@@ -19,6 +21,18 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints") / "1"
     array_store.save_async(folder, {"params": params_of(1)}).result()
     return folder
+
+
+def test_threads_can_start_writes_at_the_same_time(tmp_path: Path) -> None:
+    def save(step: int) -> None:
+        array_store.save_async(tmp_path / str(step), {"params": params_of(step)}).result()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(save, range(1, 9)))
+    for step in range(1, 9):
+        target = {"params": target_like(params_of(step))["params"]}
+        restored = array_store.restore(tmp_path / str(step), target)["params"]
+        jax.tree.map(np.testing.assert_array_equal, restored, params_of(step))
 
 
 @pytest.mark.parametrize(
