@@ -174,6 +174,9 @@ def _parse_status(run: SweepRun, stored: JsonObject) -> RunStatus:
         raise StorageError(f"{run.status_file} is invalid: its status is {status!r}")
     if not isinstance(finished, list) or not all(phase in SPLITS for phase in finished):
         raise StorageError(f"{run.status_file} is invalid: its finished phases are {finished!r}")
+    if finished and not run.path.exists():
+        # A user has deleted the run, so that the sweep trains it again.
+        status, finished = "queued" if status == "done" else status, finished[:0]
     note = str(stored.get("note", ""))
     if status == "running" and (reason := _reason_if_lost(run, stored)):
         status, note = "stopped", reason

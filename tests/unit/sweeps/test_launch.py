@@ -141,6 +141,7 @@ def test_only_untrained_runs_that_differ_in_seed_and_numbers_train_together(tmp_
     assert not launcher.can_train_together(first, sweep.find("clipped/seed-1"))
     assert not launcher.can_train_together(first, sweep.find("other/seed-1"))
     assert not launcher.can_train_together(*(sweep.find(f"pmap/seed-{seed}") for seed in (0, 1)))
+    second.path.mkdir(parents=True)
     set_status(second, "stopped", finished=["train"])
     assert not launcher.can_train_together(first, second)
 

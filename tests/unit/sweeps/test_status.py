@@ -72,6 +72,7 @@ def test_a_run_without_files_is_queued(run: SweepRun) -> None:
 
 
 def test_a_run_keeps_phase_and_finished_phases_until_they_change(run: SweepRun) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
     write_status(run, "running", phase="dev", finished=["train"])
     assert read_status(run).status == "running"
     write_status(run, "failed", note="disk full")

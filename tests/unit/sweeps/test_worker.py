@@ -21,6 +21,7 @@ from transformer_jax.sweeps.status import read_status, write_status
 def run(tmp_path: Path) -> SweepRun:
     sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1)
     sweep.store()
+    sweep.runs[0].path.mkdir()
     return sweep.runs[0]
 
 
@@ -64,6 +65,19 @@ def test_only_one_of_two_workers_that_start_at_once_runs_a_phase(
     assert (tmp_path / "phases").read_text() == "x"
 
 
+def test_a_run_that_was_deleted_is_trained_again(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_status(run, "done", finished=["train", "dev", "test"])
+    run.path.rmdir()
+    assert read_status(run).status == "queued"
+    run.log_file.touch()
+    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    assert worker.run_worker([run], 60.0) == 7
+    status = read_status(run)
+    assert (status.status, status.phase) == ("failed", "train")
+
+
 def test_a_phase_that_a_signal_kills_names_the_signal(
     run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +116,7 @@ def test_runs_that_need_too_much_memory_train_in_smaller_groups(
     sweep.store()
     for run in sweep.runs:
         run.log_file.write_text(f"the log of {run.name}\n")
+        run.path.mkdir()
 
     def command(arguments: list[str], module: str = "") -> list[str]:
         # Scoring fails, so that this test does not need trained models.
