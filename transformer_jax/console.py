@@ -197,8 +197,8 @@ def hide_late_errors() -> None:
 
     The error that closed the loop is reported.
     """
-    sys.excepthook = lambda kind, error, trace: (
-        None if "Event loop is closed" in str(error) else sys.__excepthook__(kind, error, trace)
+    sys.unraisablehook = lambda error: (
+        None if "Event loop is closed" in str(error.exc_value) else sys.__unraisablehook__(error)
     )
 
 
