@@ -11,8 +11,8 @@ from pages import GUIDES, Command, commands, name
 from processes import Forks, make_once
 
 LABELS = re.compile(
-    r"\d+ (s|min)\b|needs (a GPU|a TPU|a browser|a bucket|a run|Docker|Kubernetes|Slurm|gcloud|hours"
-    r"|minutes|moto|root|the network|the sweep|wandb)\b"
+    r"\d+ (s|min)\b|needs (a GPU|a TPU|a browser|a bucket|a run|Docker|Kubernetes|Slurm|gcloud"
+    r"|hours|minutes|moto|root|the network|the sweep|wandb)\b"
 )
 # Skip these commands, because they would run the tests again or need a different environment.
 RECURSIVE = ("make test", "make check", "make docs", "pre-commit install")
