@@ -13,5 +13,5 @@ RUN python -m pip install --no-cache-dir --constraint constraints.txt ".[cloud${
     && transformer-jax version
 # Mount a folder here to keep prepared text and compiled programs.
 ENV TRANSFORMER_JAX_CACHE=/cache
-WORKDIR /work
+WORKDIR /data
 CMD ["transformer-jax", "help"]
