@@ -1,13 +1,13 @@
-"""Measure what a run costs a cluster: traffic between processes, and requests to a bucket.
+"""Measure the traffic between the processes of a run, and its requests to a bucket.
 
-    python -m experiments.cluster_scale traffic 1 2 4 8  # needs root, 5 min
+    python -m experiments.cluster_scale traffic 2 4 8  # needs root, 5 min
     python -m experiments.cluster_scale requests  # 2 min
     python -m experiments.cluster_scale files RUN
 
 `traffic` starts the processes in a separate network namespace, so that its loopback interface
 carries only their bytes. `requests` trains a small run in a bucket on a local S3 server (moto) and
 counts the requests between two checkpoints. `files` lists the files and bytes of a run's checkpoint
-by process. The page docs/clusters.md contains the results.
+by process. docs/clusters.md contains the results.
 """
 
 import os

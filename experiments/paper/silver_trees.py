@@ -1,6 +1,6 @@
 """Turn a trained parser's output into training trees, for semi-supervised parsing (section 6.3).
 
-    transformer-jax translate runs/parsing FILE > symbols.txt
+    transformer-jax translate runs/parsing < FILE > symbols.txt
     python -m experiments.paper.silver_trees FILE symbols.txt > FOLDER/train/silver.trees
 
 FILE contains a sentence on each line, with words and punctuation separated by spaces. Sentences
