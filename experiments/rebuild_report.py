@@ -2,10 +2,10 @@
 
     python -m experiments.rebuild_report experiments/results/table3-tiny
 
-The folder contains `runs.csv`, with the scores of every run, and `archive.json`, with what else the
-report needs: the commands, and for each row its FLOPs and the p-values of the bootstrap, which
-cannot be computed without the translations. The command replaces the report's tables and
-`ratios.svg`. It does not replace `curves.svg`, because the metrics of the runs were not kept.
+In the folder, `runs.csv` contains the scores of every run. `archive.json` contains the commands
+and, for each row, its FLOPs and the p-values of the bootstrap, which cannot be computed without the
+translations. The command replaces the report's tables and `ratios.svg`. It does not replace
+`curves.svg`, because the metrics of the runs were not kept.
 """
 
 import csv

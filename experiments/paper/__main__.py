@@ -22,7 +22,7 @@ from transformer_jax.errors import UsageError
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
-# The default lengths and widths of `scorespeed`, whose widths are those of a single head.
+# The default lengths and widths of `scorespeed`. A width is that of a single head.
 SCORE_LENGTHS, SCORE_WIDTHS = (64, 256), (16, 32, 64, 128)
 STEPS = 600
 # The options that apply to each item. These options are rejected for all other items.
@@ -53,8 +53,8 @@ class Paper(PathCommand):
     item: Positional[Annotated[str | None, arg(metavar="[ITEM]")]] = None
     """The item to print or reproduce, such as table1 or figure2. Default: list all items."""
     lengths: tuple[int, ...] = ()
-    """For table1 and scorespeed: the sequence lengths n to measure. Default: 64 256 1024 4096;
-    for scorespeed: 64 256."""
+    """For table1 and scorespeed: the sequence lengths n to measure. Default for table1:
+    64 256 1024 4096. Default for scorespeed: 64 256."""
     widths: tuple[int, ...] = ()
     """For table1: the widths d to measure, each a multiple of 8. Default: 64 128 256. For
     scorespeed: the widths d_k of a head. Default: 16 32 64 128."""
@@ -70,8 +70,8 @@ class Paper(PathCommand):
     """For table2: train two small models on number words, average their checkpoints,
     and compare their BLEU and FLOPs."""
     steps: int = STEPS
-    """For table2 --train: the steps of the smaller model. The other model trains for
-    twice as many."""
+    """For table2 --train: the number of steps of the smaller model. The larger model
+    trains for twice as many steps."""
     seeds: int = 1
     """For table2 --train: the number of random seeds for each model."""
 

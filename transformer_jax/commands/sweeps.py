@@ -78,7 +78,7 @@ class Sweep(ConfigCommand):
     launcher: Literal["local", "slurm", "skypilot", "kubernetes"] = "local"
     """`local` trains on this machine's devices and waits until all runs end.
     `slurm` submits the runs to Slurm. `skypilot` and `kubernetes` store the
-    sweep and write a YAML file, which starts a job for each run."""
+    sweep in a bucket and write a YAML file that starts a job for each run."""
     slurm: Resources = field(default_factory=Resources)
     cluster: Cluster = field(default_factory=Cluster)
     devices: int | None = None
@@ -98,7 +98,8 @@ class Sweep(ConfigCommand):
     longer if the run's steps are slow. A run sends a heartbeat after every
     three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
-    """Print the number of runs and the resources they need, without training."""
+    """Print the number of runs and the resources they need, without training. With
+    --launcher skypilot or kubernetes: print the YAML file."""
     target: Annotated[str | None, arg(metavar="TARGET")] = None
     """With --dry-run: print how many of these devices each row needs. Examples
     of targets are v5e:2x4 and h100:8; see the compile command."""
@@ -224,7 +225,9 @@ class Sweep(ConfigCommand):
             stdout.out(text, end="", highlight=False)
             return
         write_text(file, text)
-        stdout.print(f"{len(wanted)} runs in {file}; the first lines contain the command")
+        stdout.print(
+            f"{len(wanted)} runs in {file}; its first lines contain the command that starts them"
+        )
         stdout.print(f"next: {shell_command('status', sweep.path)}")
 
     def _submit(self, sweep: "plan.Sweep") -> None:

@@ -42,7 +42,7 @@ FORMAT = 2
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
-# The difference between a control's seeds and those of the other rows. Trials have other seeds too.
+# The difference between a control's seeds and those of the other rows. Trials have further seeds.
 CONTROL_SEED_OFFSET = 20_000
 
 

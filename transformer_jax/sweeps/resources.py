@@ -70,9 +70,9 @@ class Cluster:
     image: str | None = None
     """The container image, which contains this package (see the Dockerfile)."""
     setup: str | None = None
-    """SkyPilot: a shell command that installs this package if there is no image."""
+    """SkyPilot: a shell command that installs this package. Required without an image."""
     spot: bool = False
-    """SkyPilot: use spot instances. A preempted run resumes on another one."""
+    """SkyPilot: use spot instances. A preempted run resumes on another instance."""
     max_parallel: int = 8
     """Kubernetes: maximum number of runs that train concurrently."""
     service_account: str | None = None

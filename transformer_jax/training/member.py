@@ -274,7 +274,7 @@ class Member:
     def _write_report(self, step: int, num_later: int = 0) -> None:
         """Report a step's learning rate and the metrics since the last report.
 
-        `num_later` is the number of steps that have started since.
+        `num_later` is the number of steps that have started after this step.
         """
         config = self.folder.config
         # Skipped steps do not count as updates.

@@ -73,7 +73,7 @@ class Meter:
             self._paused_seconds += time.perf_counter() - start
 
     def last(self, num_later: int = 0) -> StepMetrics:
-        """Return the metrics of the step that `num_later` steps follow, by default the latest."""
+        """Return the metrics of the step that started `num_later` steps before the latest one."""
         last = self._metrics[-1 - num_later] if num_later else self._last
         if last is None:
             raise ValueError("there is no step to report")

@@ -36,7 +36,7 @@ class TrackedRun:
     """The name of the run's sweep, or "" if the run does not belong to a sweep."""
     config: Config
     id: str
-    """The ID that the tracker assigned to the run before, or "" if there is none."""
+    """The ID that the tracker assigned to the run earlier, or "" if there is none."""
 
 
 class Tracker:
@@ -47,7 +47,7 @@ class Tracker:
     """
 
     id: str = ""
-    """The tracker's ID of the run. Without an ID, a resumed run sends all reports again."""
+    """The tracker's ID for the run. Without an ID, a resumed run sends all reports again."""
 
     def __init__(self, run: TrackedRun) -> None:
         """Start or continue the run."""

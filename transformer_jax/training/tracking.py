@@ -56,7 +56,7 @@ class RunTrackers:
     """The trackers of a run that this process trains."""
 
     def __init__(self, path: Path, config: Config, *, step: int, earlier: Iterable[Report]) -> None:
-        """Start the trackers, and send them the reports up to `step` that they do not have."""
+        """Start the trackers, and send each the reports up to `step` that it has not received."""
         self._state_file, self._lock = path / STATE, threading.Lock()
         stored = read_json_if_valid(self._state_file)
         self._states = {name: _parse_state(stored.get(name)) for name in config.train.trackers}
@@ -88,7 +88,7 @@ class RunTrackers:
             feed.send(SAMPLES, step, lambda x: x.log_samples(step, text))
 
     def finish(self, *, is_complete: bool) -> None:
-        """End all trackers. Wait until they have sent their reports, but not for long."""
+        """End all trackers. Wait up to `FINISH_SECONDS` until they have sent their reports."""
         for feed in self._feeds:
             feed.end(is_complete=is_complete)
         deadline = time.monotonic() + FINISH_SECONDS
@@ -127,7 +127,7 @@ class _Feed:
         self._queue.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the thread ends."""
+        """Wait up to this many seconds until the thread ends."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._failure = self._failure or "it did not answer in time"
@@ -136,7 +136,7 @@ class _Feed:
     def _note_failure(self) -> None:
         if self._failure and not self._is_noted:
             self._is_noted = True
-            note(f"the tracker {self._name} stopped, but training does not: {self._failure}")
+            note(f"training continues without the tracker {self._name}: {self._failure}")
 
     def _work(self) -> None:
         try:
@@ -150,7 +150,7 @@ class _Feed:
                     self._state["steps"][kind] = step
                     self._store()
             tracker.finish(is_complete=self._is_complete)
-        # A tracker is other people's code, and none of its errors may end training.
+        # A tracker can be code from another package, and none of its errors may end training.
         except BaseException as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {summarize_error(error)}"
 
@@ -165,7 +165,7 @@ def _parse_state(stored: object) -> dict[str, Any]:
 
 
 def _name_run(path: Path) -> tuple[str, str]:
-    """Return the run's name, and the name of the sweep that it belongs to, or ""."""
+    """Return the name of the run, and the name of its sweep or "" if there is none."""
     path = path.resolve()
     for parent in itertools.islice(path.parents, MAX_DEPTH):
         if (parent / "sweep.json").is_file():
