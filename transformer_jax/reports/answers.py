@@ -5,6 +5,7 @@ import math
 
 from transformer_jax.reports.results import MARGINS, PaperScore, Results, ScoredSplit
 from transformer_jax.reports.seed_statistics import RowComparison, Verdict
+from transformer_jax.sweeps.plan import find_copied
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
 # Verbs that state how one row, or several rows, compare with the paper.
@@ -56,10 +57,9 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
             significant.append(label)
     if not parts:
         return ""
-    sentence = (
-        f"Control: although {name} is a copy of {results.find_copied(name)} with other seeds, it "
-    )
-    sentence += f"differs {' and '.join(parts)}."
+    copied = find_copied(results.sweep.rows, name)
+    sentence = f"Control: although {name} is a copy of {copied} with other seeds, it differs "
+    sentence += f"{' and '.join(parts)}."
     if not significant:
         return sentence
     labels = " and ".join(significant)

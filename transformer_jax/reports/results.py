@@ -25,7 +25,7 @@ from transformer_jax.reports.seed_statistics import (
     sign_agreement,
     verdict,
 )
-from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.plan import Sweep, find_copied
 from transformer_jax.sweeps.status import RunStatus
 
 # A score that a report compares with the paper's score. Each name is also a field of `Paper`.
@@ -119,11 +119,6 @@ class Results:
         """The names of the rows that the report judges: all except the first row and controls."""
         return [name for name, row in list(self.rows.items())[1:] if not row.is_control]
 
-    def find_copied(self, control: str) -> str:
-        """Return the name of the row that a control copies, which is not always the first row."""
-        config = self.sweep.rows[control].config
-        return next(name for name in self.rows if self.sweep.rows[name].config == config)
-
     @property
     def statuses(self) -> list[RunStatus]:
         """The statuses of all runs."""
@@ -179,7 +174,7 @@ class Results:
         """
         split = split or self.splits[0]
         if self.rows[name].is_control:
-            pair = (self.find_copied(name), name)
+            pair = (find_copied(self.sweep.rows, name), name)
             return analyze({x: self._find_scores(x, score, split) for x in pair}).comparisons[name]
         difference = 0.0 if name == self.base.name else None
         nothing = RowComparison(difference, None, None)

@@ -210,8 +210,8 @@ class Sweep:
             content |= {} if tuning is None else {"tuning": asdict(tuning)}
             write_json(self.path / "sweep.json", content)
             for run in self.all_runs:
-                # A control uses the value that was chosen for the first row.
-                row = next(iter(rows)) if rows[run.row].is_control else run.row
+                # A control uses the value that was chosen for the row that it copies.
+                row = find_copied(rows, run.row) if rows[run.row].is_control else run.row
                 is_known = run.is_trial or tuning is None or row in tuning.chosen
                 run.path.parent.mkdir(parents=True, exist_ok=True)
                 if is_known and not run.config_file.exists():
@@ -368,7 +368,7 @@ def _plan_runs(
     if tuning is not None:
         configs |= {x: tuning.change(configs[x], value) for x, value in tuning.chosen.items()}
     controls = {name for name, row in rows.items() if row.is_control}
-    configs |= {name: configs[next(iter(rows))] for name in controls}
+    configs |= {name: configs[find_copied(rows, name)] for name in controls}
     # Train every row with one seed before moving on to the next seed, so that even an unfinished
     # sweep has results for every row.
     return [
@@ -378,6 +378,21 @@ def _plan_runs(
         for seed in [block + CONTROL_SEED_OFFSET * (name in controls)]
         for run in [f"{name}/seed-{seed}"]
     ]
+
+
+def find_copied(rows: Mapping[str, Row], control: str) -> str:
+    """Return the name of the row that a control copies.
+
+    The row is not the first one if a command added it, together with the control, to a sweep.
+
+    Raises:
+        UsageError: no other row has the control's config.
+    """
+    config = rows[control].config
+    copied = (name for name, row in rows.items() if row.config == config and not row.is_control)
+    if (name := next(copied, None)) is None:
+        raise UsageError(f"row {control} is a control, but no other row has the same config")
+    return name
 
 
 def _plan_trials(path: Path, rows: Mapping[str, Row], tuning: Tuning) -> list[SweepRun]:

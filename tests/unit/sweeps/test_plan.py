@@ -75,6 +75,24 @@ def test_a_control_uses_the_value_that_was_chosen_for_the_first_row(tmp_path: Pa
     assert control.config.train.learning_rate_scale == 2
 
 
+def test_a_control_that_is_added_later_keeps_the_config_of_the_row_that_it_copies(
+    tmp_path: Path,
+) -> None:
+    plan_sweep(tmp_path / "s", {"base": ROWS["base"]}, 1).store()
+    added = plan_sweep(tmp_path / "s", with_control({"E": ROWS["E"]}), 1)
+    added.store()
+    stored = {run.name: run for run in Sweep.open(tmp_path / "s").runs}
+    assert [stored[run.name].config for run in added.runs] == [run.config for run in added.runs]
+    assert stored["control/seed-20000"].config.model.positions == "learned"
+
+
+def test_a_control_that_copies_no_row_is_an_error() -> None:
+    rows = {"base": ROWS["base"], "other": replace(ROWS["E"], is_control=True)}
+    message = "^row other is a control, but no other row has the same config$"
+    with pytest.raises(UsageError, match=message):
+        plan_sweep(Path("s"), rows, 1)
+
+
 def test_a_sweep_with_a_control_cannot_have_another_row_of_that_name() -> None:
     rows = with_control(ROWS)
     assert with_control(rows) == rows
