@@ -97,7 +97,9 @@ class RunTrackers:
 
     def _store(self) -> None:
         with self._lock:
-            known = {name: state for name, state in self._states.items() if state["id"]}
+            # Other threads change the steps while the file is written and its digest is computed.
+            copies = {name: {**x, "steps": {**x["steps"]}} for name, x in self._states.items()}
+            known = {name: state for name, state in copies.items() if state["id"]}
             if known:
                 write_json(self._state_file, {**self._others, **known})
 
