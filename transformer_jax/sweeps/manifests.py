@@ -50,13 +50,13 @@ def format_manifest(
         options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | tr / -)"
         commands = [
             f"for run in {' '.join(runs)}; do",
-            f"  sky jobs launch {options} {file}",
+            f"  sky jobs launch {options} {shlex.quote(file)}",
             "done",
         ]
         content = _skypilot(name, cluster)
         content["run"] = f'{worker} "$RUN" {step_timeout:g}\n'
     else:
-        commands = [f"kubectl apply --filename {file}"]
+        commands = [f"kubectl apply --filename {shlex.quote(file)}"]
         script = f'set -- {" ".join(runs)}\nshift "$JOB_COMPLETION_INDEX"\n'
         script += f'{worker} "$1" {step_timeout:g}\n'
         content = _kubernetes(name.strip("-"), cluster, len(runs), script)

@@ -16,7 +16,9 @@ from transformer_jax.errors import UsageError
 from transformer_jax.sweeps.manifests import format_manifest
 from transformer_jax.sweeps.resources import Cluster
 
-URL, RUNS = "gs://bucket/Table 3", ["base/seed-0", "A1/seed-0", "base/seed-1"]
+# The file has the name of the sweep.
+URL, FILE = "gs://bucket/Table 3", "Table 3.yaml"
+RUNS = ["base/seed-0", "A1/seed-0", "base/seed-1"]
 SKYPILOT = Cluster("H100:1", 8, 32.0, setup="pip install 'transformer-jax[cuda13]'\n", spot=True)
 KUBERNETES = Cluster(
     "nvidia.com/gpu:1",
@@ -45,7 +47,7 @@ print(json.dumps([task.name, task.run, task.setup, resources.use_spot, str(resou
 
 
 def manifest(launcher: str, cluster: Cluster, runs: list[str] = RUNS) -> str:
-    return format_manifest(launcher, URL, runs, cluster, 60.0, "t.yaml")
+    return format_manifest(launcher, URL, runs, cluster, 60.0, FILE)
 
 
 def has_schema(content: Any, schema: Any) -> bool:
@@ -78,13 +80,14 @@ def test_the_file_is_plain_yaml_after_the_command_that_uses_it(
     assert list(unnamed_fields(yaml.safe_load(text))) == []
     commands = [line[2:] for line in text.splitlines() if line.startswith("# ")]
     if launcher == "kubernetes":
-        assert commands == ["kubectl apply --filename t.yaml"]
+        assert commands == ["kubectl apply --filename 'Table 3.yaml'"]
     else:
         # Run the loop with a stub of SkyPilot, which prints its arguments.
-        script = "\n".join(['sky() { echo "$*"; }', *commands])
+        script = "\n".join(['sky() { printf "%s|" "$@"; echo; }', *commands])
         lines = subprocess.check_output(["/bin/sh", "-c", script], text=True).splitlines()
         assert lines[1] == (
-            "jobs launch --yes --detach-run --env RUN=A1/seed-0 --name table-3-A1-seed-0 t.yaml"
+            "jobs|launch|--yes|--detach-run|--env|RUN=A1/seed-0|--name|table-3-A1-seed-0|"
+            "Table 3.yaml|"
         )
         assert len(lines) == len(RUNS)
 
