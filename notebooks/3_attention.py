@@ -398,7 +398,7 @@ for name, share in zip(names, np.mean(agreement, axis=0)):
 # most digits are wrong. The decoder has learned how numbers are formed, but it does not know yet
 # which number it translates. The second layer adds the digits: its cross-attention reads them. In
 # the stored output, the first layer agrees with the last one at about a third of the positions. The
-# experiment above shows the same from the other side: without this layer's cross-attention, the
+# experiment above supports this explanation: without this layer's cross-attention, the
 # translation is a well-formed but wrong number.
 #
 # The lens can underestimate a layer. It reads all vectors with the output matrix, but a lower layer
@@ -468,7 +468,7 @@ print(f"{len(fit)} sentences to fit, {len(test)} to test")
 #
 # ## Forced and random translations
 #
-# The remaining instruments look at the model from the outside. A *prefix* forces the beginning of a
+# The last two tools do not read vectors inside the model. A *prefix* forces the beginning of a
 # translation, and `run.score` returns the log-probability of each token in a given translation.
 
 # %%
@@ -481,7 +481,7 @@ for token, log_prob in zip(score.tokens, score.log_probs):
 # %% [markdown]
 # The prefix contains a wrong digit, "fünf" instead of "ein", and the model gives it a very low
 # probability. All later tokens have high probabilities again: the model neither corrects the digit
-# nor loses its place in the source.
+# nor skips a word of the source.
 #
 # A `Sampling` draws translations at random. The sample with the *minimum Bayes risk* is the one
 # that is most similar to all samples of its sentence.
