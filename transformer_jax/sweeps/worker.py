@@ -223,4 +223,6 @@ if __name__ == "__main__":
     try:
         sys.exit(main(*sys.argv[1:]))
     except TransformerJaxError as error:
-        sys.exit(f"transformer-jax: {error}")
+        sys.stderr.write(f"transformer-jax: {error}\n")
+        # Clusters start a run again after some exit codes.
+        sys.exit(error.exit_code)

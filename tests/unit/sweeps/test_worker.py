@@ -1,5 +1,6 @@
 """Test that a worker runs the remaining phases of its run."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,8 @@ from example_configs import SMALL
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
-from transformer_jax.errors import RunInterrupted, StorageError
+from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.errors import RunInterrupted, StorageError, UsageError
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
@@ -48,6 +50,18 @@ def test_finished_phases_are_not_repeated(run: SweepRun) -> None:
     write_status(run, "stopped", finished=["train", "dev", "test"])
     assert worker.main(str(run.path.parents[1]), run.name, "60") == 0
     assert read_status(run).status == "done"
+
+
+def test_a_worker_that_cannot_start_has_the_exit_code_of_its_error(tmp_path: Path) -> None:
+    """Clusters start a run again after the code of a StorageError."""
+    for content, code in ((None, UsageError.exit_code), ("{", StorageError.exit_code)):
+        if content is not None:
+            (tmp_path / "sweep.json").write_text(content)
+        words = train_command([str(tmp_path), "base/seed-0", "60"], "transformer_jax.sweeps.worker")
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.startswith("transformer-jax: ")
+        assert done.stderr.count("\n") == 1
 
 
 def test_only_one_of_two_workers_that_start_at_once_runs_a_phase(
