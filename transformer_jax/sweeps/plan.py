@@ -411,6 +411,9 @@ def check_row_name(name: str) -> str:
     """Return a row's name, or raise UsageError if it is not a valid folder name."""
     if not ROW_NAME.fullmatch(name):
         raise UsageError(f"a row's name must consist of letters, digits, and ._+-, got {name!r}")
+    if is_stray(name):
+        # The files in this row's folder would not be uploaded to a bucket.
+        raise UsageError(f"a row's name must not look like that of a temporary file, got {name!r}")
     return name
 
 

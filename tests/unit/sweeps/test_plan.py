@@ -109,6 +109,10 @@ def test_a_row_name_must_be_valid_as_a_folder_name() -> None:
     for name in ("..", "a/b", " ", ".hidden", "a b", "-x"):
         with pytest.raises(UsageError, match="a row's name must consist of"):
             plan_sweep(Path("s"), {"base": ROWS["base"], name: ROWS["E"]}, 1)
+    # Programs that synchronize folders, such as this package's buckets, skip such names.
+    for name in ("wide.part", "A1.bak"):
+        with pytest.raises(UsageError, match="must not look like that of a temporary file"):
+            plan_sweep(Path("s"), {name: ROWS["base"]}, 1)
 
 
 def test_rows_have_the_number_of_batch_shapes_that_suits_the_first_row(tmp_path: Path) -> None:
