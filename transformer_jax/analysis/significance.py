@@ -17,6 +17,7 @@ from transformer_jax.evaluation.evaluation_files import encode_lines
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
 from transformer_jax.files import JsonObject, write_json
 from transformer_jax.inference.trained_run import Run
+from transformer_jax.remote.copies import uploading
 
 SAMPLES = 1000
 # sacreBLEU's default seed. A fixed seed makes comparisons reproducible in any environment.
@@ -130,7 +131,8 @@ def save_comparison(
     """
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
-    with storage_errors(f"the comparison could not be saved in {folder}"):
+    problem = f"the comparison could not be saved in {folder}"
+    with uploading(folder, [f"{name}.txt", f"{name}.json"]), storage_errors(problem):
         # Delete the old comparison first, so that no comparison is stored with the wrong
         # translations.
         (folder / f"{name}.json").unlink(missing_ok=True)

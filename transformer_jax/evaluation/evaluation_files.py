@@ -34,7 +34,7 @@ from transformer_jax.files import (
 )
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.remote.copies import publish
+from transformer_jax.remote.copies import uploading
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -55,7 +55,9 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     folder = run.folder.path / kind / folder_name(evaluation.result)
     names = ("source.txt", "hypothesis.txt", "reference.txt")
     texts = {folder / name: encode_lines(x) for name, x in zip(names, evaluation[1:4], strict=True)}
-    with storage_errors(f"the scores could not be saved in {run.folder.path}"):
+    written = [*names, "sentences.csv", "scores.json"]
+    problem = f"the scores could not be saved in {run.folder.path}"
+    with uploading(folder, written), storage_errors(problem):
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
             # Delete the existing scores first, because they belong to the old texts.
@@ -67,7 +69,6 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
             path.write_bytes(text)
         digests = {path.name: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
         write_json(folder / "scores.json", {**evaluation.result, "files": digests})
-    publish(folder)
     return folder
 
 

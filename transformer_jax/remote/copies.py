@@ -99,7 +99,8 @@ def fetch(path: str, names: Iterable[str]) -> Path:
 def uploading(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """Upload the files that the body of the `with` statement writes, if `folder` is a local copy.
 
-    Until then, no other process on this machine refreshes the copy.
+    Upload scores.json last. Until then, no other process on this machine refreshes the copy, which
+    would delete the files that are not in the bucket yet.
     """
     url = find_url(folder)
     if url is None:
@@ -108,7 +109,9 @@ def uploading(folder: Path, names: Sequence[str]) -> Iterator[None]:
     with _exclusive():
         yield
         bucket = Bucket(url)
-        _each(names, lambda name: bucket.write(name, folder / name))
+        for is_last in (False, True):
+            group = [name for name in names if (name == "scores.json") == is_last]
+            _each(group, lambda name: bucket.write(name, folder / name))
 
 
 def repair(checkpoint: Path) -> bool:
@@ -133,12 +136,9 @@ def repair(checkpoint: Path) -> bool:
 
 
 def publish(path: Path) -> None:
-    """Upload a folder in a local copy, such as an evaluation. Upload scores.json last."""
-    url = find_url(path)
-    if url is not None:
-        bucket = Bucket(url)
-        for name in sorted(_files(path), key=lambda name: (name == "scores.json", name)):
-            bucket.write(name, path / name)
+    """Upload a folder in a local copy, such as a report."""
+    with uploading(path, list(_files(path))):
+        pass
 
 
 @contextlib.contextmanager

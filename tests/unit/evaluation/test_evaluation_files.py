@@ -1,4 +1,5 @@
 import csv
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from bucket_servers import BucketServer
 from example_configs import SMALL
 
+from transformer_jax.analysis.significance import save_comparison
 from transformer_jax.config import Config
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import StorageError
@@ -20,11 +23,12 @@ from transformer_jax.evaluation.evaluation_files import (
 )
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
-from transformer_jax.files import read_json_if_valid
+from transformer_jax.files import JsonObject, read_json_if_valid
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.progress import Note
+from transformer_jax.remote.copies import local_path
 from transformer_jax.runs.run_folder import RunFolder
 
 DECODE = Config().to_dict()["decode"]
@@ -50,6 +54,33 @@ def evaluation_of(hypotheses: list[str], *, step: int = 8, average: int = 1) -> 
     sentences = [SentenceScore(1, 2, 0.1), SentenceScore(3, 4, 1 / 3)]
     scores = score(hypotheses, REFERENCES)
     return Evaluation(result, SOURCES, hypotheses, REFERENCES, scores, sentences)
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_an_evaluation_and_a_comparison_survive_a_refresh_of_the_copy_of_a_bucket(
+    run: Run, server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.url("run")
+    remote = replace(run, folder=replace(run.folder, path=local_path(url)))
+    write_json = evaluation_files.write_json
+    refreshes = list[Future[Path]]()
+
+    def write_and_refresh(path: Path, content: JsonObject) -> None:
+        # Another command, such as `status`, refreshes the copy before the files are uploaded.
+        refreshes.append(pool.submit(local_path, url))
+        wait(refreshes, 0.2)
+        write_json(path, content)
+
+    monkeypatch.setattr(evaluation_files, "write_json", write_and_refresh)
+    with ThreadPoolExecutor(1) as pool:
+        folder = save_evaluation(remote, evaluation_of(REFERENCES))
+        [refresh] = refreshes
+        refresh.result()
+    save_comparison(folder, {"run": "base"}, REFERENCES)
+    local_path(url)
+    names = sorted(path.name.partition("-")[0] for path in folder.iterdir())
+    texts = ["hypothesis.txt", "reference.txt", "scores.json", "sentences.csv", "source.txt"]
+    assert names == ["baseline", "baseline", *texts]
 
 
 def test_lines_and_scores_can_be_read_back(run: Run) -> None:
