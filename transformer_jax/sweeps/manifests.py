@@ -6,6 +6,7 @@ resumes from its latest checkpoint in the bucket.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ TEMPORARY = (os.EX_IOERR, LostProcessError.exit_code, ConnectionFailedError.exit
 # Kubernetes starts a run again this many times after such an exit code, and without limit after a
 # preemption.
 MAX_RESTARTS = 20
+# The names of pods have at most 63 characters.
+MAX_NAME_LENGTH = 40
 
 
 def format_manifest(
@@ -43,11 +46,11 @@ def format_manifest(
     if not runs:
         raise UsageError(f"there is nothing to start: no run of {url} is queued or stopped")
     worker = f"exec python -m transformer_jax.sweeps.worker {shlex.quote(url)}"
-    name = "".join(
-        x if x.isascii() and x.isalnum() else "-" for x in url.rpartition("/")[2].lower()
-    )
+    name = re.sub("[^a-z0-9]+", "-", url.rpartition("/")[2].lower()).strip("-")
+    # In Kubernetes, a name starts with a letter, and the names of pods are longer.
+    name = (name if name[:1].isalpha() else f"sweep-{name}")[:MAX_NAME_LENGTH].strip("-")
     if launcher == "skypilot":
-        options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | tr / -)"
+        options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | sed s,[/+],-,g)"
         commands = [
             f"for run in {' '.join(runs)}; do",
             f"  sky jobs launch {options} {shlex.quote(file)}",
@@ -59,7 +62,7 @@ def format_manifest(
         commands = [f"kubectl apply --filename {shlex.quote(file)}"]
         script = f'set -- {" ".join(runs)}\nshift "$JOB_COMPLETION_INDEX"\n'
         script += f'{worker} "$1" {step_timeout:g}\n'
-        content = _kubernetes(name.strip("-"), cluster, len(runs), script)
+        content = _kubernetes(name, cluster, len(runs), script)
     comments = "".join(f"# {line}\n" for line in commands)
     return comments + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
 

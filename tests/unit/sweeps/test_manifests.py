@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from transformer_jax.sweeps.resources import Cluster
 
 # The file has the name of the sweep.
 URL, FILE = "gs://bucket/Table 3", "Table 3.yaml"
-RUNS = ["base/seed-0", "A1/seed-0", "base/seed-1"]
+RUNS = ["base/seed-0", "d_k-8+d_v-8/seed-0", "base/seed-1"]
 SKYPILOT = Cluster("H100:1", 8, 32.0, setup="pip install 'transformer-jax[cuda13]'\n", spot=True)
 KUBERNETES = Cluster(
     "nvidia.com/gpu:1",
@@ -86,8 +87,8 @@ def test_the_file_is_plain_yaml_after_the_command_that_uses_it(
         script = "\n".join(['sky() { printf "%s|" "$@"; echo; }', *commands])
         lines = subprocess.check_output(["/bin/sh", "-c", script], text=True).splitlines()
         assert lines[1] == (
-            "jobs|launch|--yes|--detach-run|--env|RUN=A1/seed-0|--name|table-3-A1-seed-0|"
-            "Table 3.yaml|"
+            "jobs|launch|--yes|--detach-run|--env|RUN=d_k-8+d_v-8/seed-0|"
+            "--name|table-3-d_k-8-d_v-8-seed-0|Table 3.yaml|"
         )
         assert len(lines) == len(RUNS)
 
@@ -141,6 +142,31 @@ def test_the_job_of_a_job_set_consists_of_fields_that_kubernetes_knows() -> None
     api, kind = client.ApiClient(), "application/json"
     parsed = api.deserialize(json.dumps(job["template"]), "V1JobTemplateSpec", kind)
     assert api.sanitize_for_serialization(parsed) == job["template"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("2026_Heads", "sweep-2026-heads"),
+        ("_base_", "base"),
+        ("größe + Ä", "gr-e"),
+        ("__", "sweep"),
+        ("x" * 90, "x" * 40),
+    ],
+)
+@pytest.mark.parametrize(
+    ("launcher", "cluster"), [("skypilot", SKYPILOT), ("kubernetes", KUBERNETES)]
+)
+def test_a_sweep_with_any_name_has_a_name_that_the_cluster_accepts(
+    folder: str, name: str, launcher: str, cluster: Cluster
+) -> None:
+    url = f"gs://bucket/{folder}"
+    content = yaml.safe_load(format_manifest(launcher, url, RUNS, cluster, 60.0, FILE))
+    given = content["name"] if launcher == "skypilot" else content["metadata"]["name"]
+    assert given == name
+    # RFC 1035. SkyPilot accepts more names.
+    assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", given)
+    assert len(f"{given}-runs-0-9999-abcde") <= 63
 
 
 @pytest.mark.exhaustive
