@@ -50,7 +50,7 @@ def format_manifest(
     # In Kubernetes, a name starts with a letter, and the names of pods are longer.
     name = (name if name[:1].isalpha() else f"sweep-{name}")[:MAX_NAME_LENGTH].strip("-")
     if launcher == "skypilot":
-        options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | sed s,[/+],-,g)"
+        options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | sed 's,[/+],-,g')"
         commands = [
             f"for run in {' '.join(runs)}; do",
             f"  sky jobs launch {options} {shlex.quote(file)}",
