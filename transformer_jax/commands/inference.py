@@ -126,7 +126,7 @@ class Translate(EnsembleCommand):
     the number of the input line, a score, and a translation, separated by tabs.
     If the search finishes fewer than N translations, the command prints only
     the finished ones. Every input line has at least one translation, and a
-    blank line has one empty translation."""
+    blank line has one empty translation, or N empty samples."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
     alignments: Path | None = None

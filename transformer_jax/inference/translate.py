@@ -269,9 +269,9 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Return up to `num_best` translations of each line, or exactly as many samples.
 
-        A blank line gets one empty translation. This method advances the current task (see
-        `progress.task`) by the number of finished lines or samples. The errors are those of
-        `encode`, `encode_prefixes`, and `translate_batches`.
+        A blank line gets one empty translation, or as many empty samples. This method advances the
+        current task (see `progress.task`) by the number of finished lines or samples. The errors
+        are those of `encode`, `encode_prefixes`, and `translate_batches`.
         """
         sources = self.encode(lines, truncate=truncate)
         copies, num_best = (1, num_best) if self.sampling is None else (num_best, 1)
