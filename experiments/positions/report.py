@@ -191,7 +191,7 @@ def _describe_control(study: Study) -> list[str]:
 
     A control is compared by Welch's method, because its seeds are not those of the first scheme.
     """
-    if CONTROL not in study.curves:
+    if not {CONTROL, study.schemes[0]} <= study.curves.keys():
         return []
     names: tuple[Score, ...] = ("perplexity", study.metric)
     parts = []

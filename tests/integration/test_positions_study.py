@@ -287,6 +287,15 @@ def test_a_control_is_described_but_does_not_change_the_comparisons() -> None:
     assert "it seems to differ in 2 of 2 (perplexity per token) and 2 of 2 (lines exac" in far
 
 
+def test_a_control_is_not_described_before_the_row_that_it_copies_has_runs() -> None:
+    curves: dict[str, Any] = {"control": [{"perplexity": [2.0, 3.0], "exact": [50.0, 60.0]}]}
+    seeds = {"base": [], "control": [20_000, 20_001]}
+    buckets = [Bucket(0, 8, np.arange(20))]
+    text = to_markdown(Study(["base", "control"], seeds, 8, buckets, "exact", "", curves, []))
+    assert "| control | " in text
+    assert "copy" not in text
+
+
 @pytest.mark.parametrize("ends", [(4, 8), (16, 32), (4, 8, 16, 32)])
 def test_the_table_determines_the_training_length(tmp_path: Path, ends: Sequence[int]) -> None:
     lines = ["row,above,end,sentences,score,seed,value"]
