@@ -208,6 +208,12 @@ class Sweep(ConfigCommand):
 
         if sweep.trials:
             raise UsageError(f"--tune needs --launcher local or slurm, not {launcher}")
+        imports = loading.import_arguments()[1::2]
+        if outside := [name for name in imports if Path(name).is_absolute()]:
+            raise UsageError(
+                f"the jobs cannot import {outside[0]}: move it to the working directory, whose "
+                "files the jobs read"
+            )
         if not self.dry_run:
             from transformer_jax.api import check_importable
 
@@ -219,8 +225,9 @@ class Sweep(ConfigCommand):
             if status.read_status(run).needs_worker(retry_failed=self.retry_failed)
         ]
         file = Path(f"{sweep.path.name}.{launcher}.yaml")
-        timeout = self.step_timeout
-        text = manifests.format_manifest(launcher, url, wanted, self.cluster, timeout, file.name)
+        text = manifests.format_manifest(
+            launcher, url, wanted, self.cluster, self.step_timeout, file.name, imports
+        )
         if self.dry_run:
             stdout.out(text, end="", highlight=False)
             return

@@ -14,6 +14,7 @@ import yaml
 
 from transformer_jax.errors import ConnectionFailedError, LostProcessError, UsageError
 from transformer_jax.files import JsonObject
+from transformer_jax.registry import IMPORTS
 from transformer_jax.sweeps.launch import STOP_SECONDS
 from transformer_jax.sweeps.resources import Cluster
 from transformer_jax.sweeps.status import JOB_VARIABLE
@@ -24,6 +25,8 @@ TEMPORARY = (os.EX_IOERR, LostProcessError.exit_code, ConnectionFailedError.exit
 # Kubernetes starts a run again this many times after such an exit code, and without limit after a
 # preemption.
 MAX_RESTARTS = 20
+# SkyPilot starts a run again without limit, so it does this only for a run that was saved.
+SAVED = os.EX_TEMPFAIL
 # The names of pods have at most 63 characters.
 MAX_NAME_LENGTH = 40
 
@@ -35,10 +38,12 @@ def format_manifest(
     cluster: Cluster,
     step_timeout: float,
     file: str,
+    imports: Sequence[str] = (),
 ) -> str:
     """Return a YAML file that starts these runs of the sweep at `url`.
 
-    The first lines of the file, which are comments, contain the command that uses the file.
+    The first lines of the file, which are comments, contain the command that uses the file. Each
+    run imports the files `imports`, whose paths are relative to the working directory of its job.
 
     Raises:
         UsageError: an option that the launcher needs is missing, or there is no run.
@@ -56,18 +61,22 @@ def format_manifest(
             f"  sky jobs launch {options} {shlex.quote(file)}",
             "done",
         ]
-        content = _skypilot(name, cluster)
+        content = _skypilot(name, cluster, imports)
         content["run"] = f'{worker} "$RUN" {step_timeout:g}\n'
     else:
         commands = [f"kubectl apply --filename {shlex.quote(file)}"]
         script = f'set -- {" ".join(runs)}\nshift "$JOB_COMPLETION_INDEX"\n'
         script += f'{worker} "$1" {step_timeout:g}\n'
-        content = _kubernetes(name, cluster, len(runs), script)
+        content = _kubernetes(name, cluster, len(runs), script, imports)
     comments = "".join(f"# {line}\n" for line in commands)
     return comments + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def _skypilot(name: str, cluster: Cluster) -> JsonObject:
+def _list_imports(imports: Sequence[str]) -> dict[str, str]:
+    return {IMPORTS: os.pathsep.join(imports)} if imports else {}
+
+
+def _skypilot(name: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject:
     if cluster.image is None and cluster.setup is None:
         raise UsageError("--launcher skypilot needs --cluster.setup or --cluster.image")
     resources = {
@@ -76,17 +85,21 @@ def _skypilot(name: str, cluster: Cluster) -> JsonObject:
         "memory": cluster.memory_gb and f"{cluster.memory_gb:g}+",
         "image_id": cluster.image and f"docker:{cluster.image}",
         "use_spot": cluster.spot,
-        "job_recovery": {"recover_on_exit_codes": list(TEMPORARY)},
+        "job_recovery": {"recover_on_exit_codes": [SAVED]},
     }
     return {
         "name": name,
         "resources": {key: value for key, value in resources.items() if value is not None},
-        "envs": {"RUN": "", JOB_VARIABLE: f"skypilot-{name}"},
+        # SkyPilot copies this folder to the working directory of each job.
+        **({"workdir": "."} if imports else {}),
+        "envs": {"RUN": "", JOB_VARIABLE: f"skypilot-{name}", **_list_imports(imports)},
         **({} if cluster.setup is None else {"setup": cluster.setup}),
     }
 
 
-def _kubernetes(name: str, cluster: Cluster, num_runs: int, script: str) -> JsonObject:
+def _kubernetes(
+    name: str, cluster: Cluster, num_runs: int, script: str, imports: Sequence[str]
+) -> JsonObject:
     """Return a JobSet with one indexed job. The index of a pod selects its run."""
     if cluster.image is None:
         raise UsageError("--launcher kubernetes needs --cluster.image")
@@ -97,6 +110,7 @@ def _kubernetes(name: str, cluster: Cluster, num_runs: int, script: str) -> Json
         **({} if cluster.memory_gb is None else {"memory": f"{round(1024 * cluster.memory_gb)}Mi"}),
     }
     account, labels = cluster.service_account, cluster.node_selector
+    variables = {JOB_VARIABLE: f"kubernetes-{name}", **_list_imports(imports)}
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": round(STOP_SECONDS),
@@ -107,7 +121,7 @@ def _kubernetes(name: str, cluster: Cluster, num_runs: int, script: str) -> Json
                 "name": "run",
                 "image": cluster.image,
                 "command": ["/bin/sh", "-c", script],
-                "env": [{"name": JOB_VARIABLE, "value": f"kubernetes-{name}"}],
+                "env": [{"name": key, "value": value} for key, value in variables.items()],
                 **({"resources": {"limits": limits}} if limits else {}),
             }
         ],

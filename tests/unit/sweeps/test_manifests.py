@@ -5,7 +5,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,10 @@ print(json.dumps([task.name, task.run, task.setup, resources.use_spot, str(resou
 """
 
 
-def manifest(launcher: str, cluster: Cluster, runs: list[str] = RUNS) -> str:
-    return format_manifest(launcher, URL, runs, cluster, 60.0, FILE)
+def manifest(
+    launcher: str, cluster: Cluster, runs: list[str] = RUNS, imports: Sequence[str] = ()
+) -> str:
+    return format_manifest(launcher, URL, runs, cluster, 60.0, FILE, imports)
 
 
 def has_schema(content: Any, schema: Any) -> bool:
@@ -122,8 +124,19 @@ def test_only_temporary_failures_start_a_run_again() -> None:
     final = rules[1]["onExitCodes"]
     assert (final["operator"], final["values"]) == ("NotIn", [69, 74, 75, 137, 143])
     # Kubernetes requires ascending values, and excludes 0 with NotIn.
+    # SkyPilot does not limit the number of restarts, so a permanent error must be final there.
     recovery = yaml.safe_load(manifest("skypilot", SKYPILOT))["resources"]["job_recovery"]
-    assert sorted(recovery["recover_on_exit_codes"]) == final["values"]
+    assert recovery == {"recover_on_exit_codes": [75]}
+
+
+def test_the_jobs_import_the_files_of_a_sweep() -> None:
+    value = os.pathsep.join(imports := ["ideas/norm.py", "rows.py"])
+    sky = yaml.safe_load(manifest("skypilot", SKYPILOT, imports=imports))
+    assert (sky["workdir"], sky["envs"]["TRANSFORMER_JAX_IMPORT"]) == (".", value)
+    content = yaml.safe_load(manifest("kubernetes", KUBERNETES, imports=imports))
+    job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
+    [container] = job["template"]["spec"]["containers"]
+    assert {"name": "TRANSFORMER_JAX_IMPORT", "value": value} in container["env"]
 
 
 def test_a_job_set_has_the_fields_of_the_published_schema() -> None:
@@ -180,7 +193,7 @@ def test_skypilot_accepts_its_file(tmp_path: Path) -> None:
     assert name == "table-3"
     assert run == f"exec python -m transformer_jax.sweeps.worker '{URL}' \"$RUN\" 60\n"
     assert (setup, is_spot, accelerators) == (SKYPILOT.setup, True, "{'H100': 1}")
-    assert recovery["recover_on_exit_codes"] == [74, 75, 69, 137, 143]
+    assert recovery["recover_on_exit_codes"] == [75]
 
 
 @pytest.mark.parametrize(
