@@ -59,7 +59,7 @@ def run(server: BucketServer, cache: Path, *words: str, code: int = 0, **options
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", ["s3", pytest.param("gs", marks=pytest.mark.exhaustive)])
 def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_on_a_third(
     scheme: str, tmp_path: Path
 ) -> None:

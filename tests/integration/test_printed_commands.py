@@ -116,6 +116,7 @@ ELSEWHERE = {
     "commands/help.py:print_help": "test_the_example_in_the_help_can_be_executed",
     "commands/sweeps.py:Sweep.run": "test_the_commands_of_a_sweep_can_be_executed",
     "commands/sweeps.py:Sweep._submit": "test_the_commands_of_a_sweep_can_be_executed",
+    "commands/sweeps.py:Sweep._write_manifest": "test_buckets, because it needs a bucket",
     "distributed/rendezvous.py:ProcessSpec.handshake": "This is not a command.",
 }
 
@@ -253,7 +254,8 @@ def test_the_example_in_the_help_can_be_executed(
     assert usage[:2] == ["train", "[-h]"]
     assert [command[:2] for command in commands] == [["train", "tiny"], ["train", "--help-all"]]
     for command in commands:
-        run(*command)
+        # Two steps are enough to show that the command works.
+        run(*("2" if word == "200" else word for word in command))
 
 
 # `sbatch` stores the script, and `srun` runs its program here.

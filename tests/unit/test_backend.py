@@ -58,7 +58,7 @@ def test_a_backend_that_cannot_start_is_one_line_before_anything_is_written(
     assert written == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_command_writes_anything_if_the_backend_cannot_start(tmp_path: Path) -> None:
     run = write_untrained_run(tmp_path / "run", steps=(4,)).path
     export_safetensors(load(run), tmp_path / "exported")

@@ -128,6 +128,7 @@ class MetricWriter:
             self._steps.update(report["step"] for report in earlier)
             self._trackers = RunTrackers(path, config, step=self._step, earlier=earlier)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
+            self._metrics.close()
             raise StorageError(f"{self._folder.metrics} cannot be read: {error!r}") from error
         self._progress.start()
         return self

@@ -33,7 +33,7 @@ def test_gated_rows_have_nearly_as_many_parameters_as_base() -> None:
     assert gated == [pytest.approx(base, rel=0.005)] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["llama", "bpe_dropout", "moving_average"])
 def test_a_row_trains_at_small_scale(name: str, tmp_path: Path) -> None:
     rows = {key: ROWS[key] for key in ("base", name)}

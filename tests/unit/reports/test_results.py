@@ -192,7 +192,7 @@ def test_scores_of_unexpected_types_are_ignored(dev_sweep: Sweep, task: object) 
 
 
 def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:
-    shutil.rmtree(dev_sweep.find("base/seed-1").path)
+    shutil.rmtree(dev_sweep.find("base/seed-1").path / "evaluations")
     base = collect(dev_sweep).rows["base"]
     assert len(base.scores["perplexity"]) == 2
     assert base.missing == {"base/seed-1": "has no scores"}
