@@ -25,8 +25,9 @@ TEMPORARY = (os.EX_IOERR, LostProcessError.exit_code, ConnectionFailedError.exit
 # Kubernetes starts a run again this many times after such an exit code, and without limit after a
 # preemption.
 MAX_RESTARTS = 20
-# SkyPilot starts a run again without limit, so it does this only for a run that was saved.
-SAVED = os.EX_TEMPFAIL
+# SkyPilot starts a run again without limit, so it does this only for a run that was saved or that
+# made no progress for a while. A permanent error has another exit code.
+RESUMABLE = os.EX_TEMPFAIL
 # The names of pods have at most 63 characters.
 MAX_NAME_LENGTH = 40
 
@@ -85,7 +86,7 @@ def _skypilot(name: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject
         "memory": cluster.memory_gb and f"{cluster.memory_gb:g}+",
         "image_id": cluster.image and f"docker:{cluster.image}",
         "use_spot": cluster.spot,
-        "job_recovery": {"recover_on_exit_codes": [SAVED]},
+        "job_recovery": {"recover_on_exit_codes": [RESUMABLE]},
     }
     return {
         "name": name,
