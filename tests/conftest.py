@@ -77,6 +77,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
 
 
+@pytest.fixture(autouse=True)
+def check_imports() -> Iterator[None]:
+    """Fail if a test lets the child processes of later tests import its files."""
+    files = os.environ.get(IMPORTS)
+    yield
+    assert os.environ.get(IMPORTS) == files
+
+
 @pytest.fixture
 def forget_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget the parts that a test registers and the files that it imports."""

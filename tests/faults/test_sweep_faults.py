@@ -85,7 +85,7 @@ MOMENTS: dict[str, Callable[[SweepRun, SweepRun], bool]] = {
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.trials("a kill or a signal of a sweep's launcher", len(MOMENTS))
+@pytest.mark.trials("a sweep whose launcher is killed or interrupted", len(MOMENTS))
 def test_a_sweep_whose_launcher_is_killed_at_any_moment_ends_in_the_same_bits(
     number: signal.Signals, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_sweep_whose_launcher_is_killed_at_any_moment_ends_in_the_same_bits(
 
 
 @pytest.mark.parametrize("pair", range(NUM_PAIRS))
-@pytest.mark.trials("two commands that run the same sweep at once")
+@pytest.mark.trials("two commands that run one sweep concurrently")
 def test_two_commands_that_run_one_sweep_at_once_end_in_the_same_bits(
     pair: int, undisturbed: Path, tmp_path: Path
 ) -> None:

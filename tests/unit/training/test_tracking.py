@@ -119,14 +119,14 @@ def test_a_damaged_state_starts_new_curves(tmp_path: Path, runs: list[Recorder])
     assert len(runs[1].received) == 4
 
 
-@pytest.mark.usefixtures("runs")
 def test_a_report_to_one_tracker_does_not_change_the_state_that_another_is_storing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runs: list[Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tj.register("train.trackers", "second")(Recorder)
     stored: list[Any] = []
     monkeypatch.setattr(tracking, "write_json", lambda _, content: stored.append(content))
     send(tmp_path, FIRST, "recorder", "second")
+    assert len(runs) == 2
     # The first file contains only the first report of the tracker that wrote it.
     assert {"train": 2} in [state["steps"] for state in stored[0].values()]
     assert [state["steps"] for state in stored[-1].values()] == [{"train": 4, "dev": 4}] * 2
