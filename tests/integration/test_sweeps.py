@@ -388,7 +388,7 @@ def test_a_sweep_warns_before_it_reads_its_text_more_than_100_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Replace the launcher with a stub that does not train anything.
-    monkeypatch.setattr("transformer_jax.sweeps.launch.launch", lambda *_, **__: [])
+    monkeypatch.setattr("transformer_jax.api.launch", lambda *_, **__: [])
     for steps, is_warned in (("400", False), ("405", True)):
         assert main(["sweep", "mine.py", "--out", steps, "--train.steps", steps]) == 0
         err = capsys.readouterr().err
