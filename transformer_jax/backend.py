@@ -62,9 +62,6 @@ def start_backend(cpu_threads: int | None = None) -> None:
     On a CPU, the rounding of a program can depend on the number of threads. `cpu_threads` is the
     number of threads of an existing run; the default is the number of cores that this process can
     use. The environment variable PJRT_NPROC overrides both.
-
-    Raises:
-        BackendError: a backend cannot start, or XLA_FLAGS contains an unknown flag.
     """
     enable_compilation_cache()
     if _environment:

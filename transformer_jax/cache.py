@@ -15,10 +15,6 @@ def cache_folder(name: str) -> Path:
     Otherwise, the cache is the `transformer_jax` folder in `$XDG_CACHE_HOME` or `~/.cache`. If the
     `transformer_jax` folder cannot be created or is not writable, the cache is in the system's
     temporary directory.
-
-    Raises:
-        StorageError: the folder cannot be created.
-        UsageError: a variable contains a URL.
     """
     if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
         return _make_directory(local_path(root) / name)

@@ -49,9 +49,6 @@ def map_in_order(
     `handler` is the name of a function, such as "package.module:function". Each process calls this
     function once with `setup`. The result is the function that answers the requests. Close the
     iterator to stop the processes early.
-
-    Raises:
-        TransformerJaxError: the handler failed in a process, or a process was killed.
     """
     with contextlib.ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(max(1, num_processes)))

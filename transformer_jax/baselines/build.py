@@ -25,20 +25,13 @@ def build_model(
 
     Models that are built from equal arguments compare equal, so `jax.jit` compiles each of the
     model's functions only once.
-
-    Raises:
-        ConfigError: the dtype is float64, but JAX's 64-bit types are disabled.
     """
     check_dtype(config)
     return ARCHITECTURES[config.architecture](config, vocab_size, source_vocab_size)
 
 
 def count_parameters(config: Config) -> dict[str, int]:
-    """Return the model's parameter counts, given the vocabulary sizes in the config.
-
-    Raises:
-        BackendError: JAX cannot start.
-    """
+    """Return the model's parameter counts, given the vocabulary sizes in the config."""
     start_backend()
     model = build_model(config.model, config.data.vocab_size, config.data.source_vocab_size)
     return inspect.parameter_counts(model)

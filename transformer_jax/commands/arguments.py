@@ -43,11 +43,7 @@ ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
 
 def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
-    """Create a command from the words that follow its name. Config fields are not checked yet.
-
-    Raises:
-        UsageError: an option does not exist, or its value is missing or invalid.
-    """
+    """Create a command from the words that follow its name. Config fields are not checked yet."""
     fields = annotations(command_type)
     own = [word for before, word in zip(["", *words], words, strict=False) if before != "--grid"]
     for word in filter(ASSIGNMENT.fullmatch, own if "config" in fields else ()):

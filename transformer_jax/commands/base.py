@@ -115,12 +115,7 @@ def translate_command(run: RunFolder, option: str = "") -> str:
 
 
 def check_new_file(path: Path, option: str = "out") -> None:
-    """Check in advance that a command can create a file without overwriting an existing one.
-
-    Raises:
-        UsageError: the path already exists, or its name is too long.
-        StorageError: the path's folder does not exist or is not writable.
-    """
+    """Check in advance that a command can create a file without overwriting an existing one."""
     with storage_errors(f"{path} cannot be written"):
         if path.exists():
             free = str(find_free_name(path))

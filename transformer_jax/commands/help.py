@@ -75,11 +75,7 @@ def print_help(name: str, command_type: Command, words: Sequence[str], *, everyt
 
 
 def completion_script(shells: Sequence[str], commands: Mapping[str, Command]) -> str:
-    """Return a shell script that completes commands, options, and the names of shipped configs.
-
-    Raises:
-        UsageError: `shells` is not one of the supported shells.
-    """
+    """Return a shell script that completes commands, options, and the names of shipped configs."""
     if len(shells) != 1 or shells[0] not in SHELLS:
         raise UsageError(
             f"completion needs a shell: transformer-jax completion {' or '.join(SHELLS)}"

@@ -91,11 +91,7 @@ def _cudnn_errors() -> Iterator[None]:
 def compile_step(
     config: Config, target: Target, devices: Sequence[jax.Device], bucket: Bucket
 ) -> StepProgram:
-    """Compile the step for one batch shape with the config's `train.parallelism`.
-
-    Raises:
-        UsageError: the config requires cuDNN, but JAX cannot find it.
-    """
+    """Compile the step for one batch shape with the config's `train.parallelism`."""
     data = config.data
     model = build_model(config.model, data.vocab_size, data.source_vocab_size)
     sharding = SHARDINGS[config.train.parallelism](devices)

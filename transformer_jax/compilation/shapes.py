@@ -44,13 +44,7 @@ def assume_shapes(config: Config) -> Shapes:
 
 
 def prepare_shapes(config: Config) -> Shapes:
-    """Prepare the config's text, or load it from the cache, and return the shapes of its batches.
-
-    Raises:
-        UsageError: the config does not specify the text.
-        DataError: the text cannot be used.
-        StorageError: the text cannot be downloaded, or the cache cannot be written.
-    """
+    """Prepare the config's text, or load it from the cache; return the shapes of its batches."""
     prepared = prepare_text(config.data)
     buckets = prepared.batches(config).buckets
     config = config.change(data=prepared.vocabulary.sizes)

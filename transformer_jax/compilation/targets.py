@@ -129,9 +129,6 @@ def parse_target(text: str) -> Target:
 
     Examples: `v5e:2x4` means 8 TPU chips, `v4:2x2x1` means 4 TPU chips, `h100:8` means one host
     with 8 GPUs, and `h100:16` and `h100:2x8` both mean two hosts with 8 GPUs each.
-
-    Raises:
-        UsageError: the kind of device does not exist or does not support this shape.
     """
     kind, colon, layout = text.partition(":")
     if kind not in KINDS:

@@ -14,11 +14,7 @@ CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 
 def make_devices(target: Target) -> list[jax.Device]:
-    """Return a target's devices. Programs can be compiled for these devices, but not run on them.
-
-    Raises:
-        UsageError: the target's compiler is not installed, or it rejects the target.
-    """
+    """Return a target's devices. Programs can be compiled for them, but not run on them."""
     check_installed(target)
     options: dict[str, Any] = {"topology": target.topology}
     if target.is_tpu:

@@ -34,12 +34,7 @@ def unused_defaults(architecture: str) -> dict[str, object]:
 
 
 def check_architecture(model: ModelConfig) -> None:
-    """Check that the model sets only fields that its architecture uses.
-
-    Raises:
-        ConfigError: a field that the architecture does not use differs from its default, or
-            another field has a value that this model does not support.
-    """
+    """Check that the model sets only fields that its architecture uses."""
     defaults = ModelConfig()
     for field, architectures in USED_BY.items():
         default, names = getattr(defaults, field), " and ".join(architectures)

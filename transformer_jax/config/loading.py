@@ -37,11 +37,7 @@ def load_config(spec: str) -> Config:
 
 
 def load_row(spec: str) -> Row:
-    """Return the experiment that `spec` specifies: FILE, or FILE:ROW for a row in a sweep.
-
-    Raises:
-        ConfigError: the file or row does not exist or is invalid, or FILE has several rows.
-    """
+    """Return the experiment that `spec` specifies: FILE, or FILE:ROW for a row in a sweep."""
     rows = load_rows(spec)
     if len(rows) > 1:
         raise ConfigError(
@@ -94,11 +90,7 @@ def resolve_path(path: str) -> Path:
 
 
 def import_file(path: str) -> None:
-    """Execute a user's Python file, which can register parts, and let child processes do the same.
-
-    Raises:
-        UsageError: the path is not a Python file, or the file raises an error.
-    """
+    """Execute a user's Python file, which can register parts, in this and all child processes."""
     file = local_path(path).resolve()
     if not file.is_file():
         raise UsageError(f"cannot import {path}: there is no such file")

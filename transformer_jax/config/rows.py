@@ -32,11 +32,7 @@ FieldValue = bool | int | float | str | None
 
 
 def split_field(name: str) -> tuple[str, str]:
-    """Return the section and the key of a field such as "model.d_k".
-
-    Raises:
-        ConfigError: there is no such field.
-    """
+    """Return the section and the key of a field such as "model.d_k"."""
     section, _, key = name.replace("-", "_").partition(".")
     sections = annotations(Config)
     check_field_name(section, list(sections), "a config")
@@ -61,10 +57,6 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
     """Return a row for each combination of values, such as "model.num_heads=1,2,4".
 
     The first row has the first value of each field. The paper's results do not apply to these rows.
-
-    Raises:
-        ConfigError: an item is not FIELD=VALUE,VALUE, a field does not exist or occurs twice, or a
-            combination is invalid.
     """
     choices: dict[tuple[str, str], list[FieldValue]] = {}
     for item in grid:

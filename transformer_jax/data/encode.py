@@ -144,9 +144,6 @@ class SplitWriter:
 
         The result contains the total number of pairs, the number of kept pairs, and the number of
         pairs dropped for each reason.
-
-        Raises:
-            DataError: no pairs are left after filtering, or a dev or test line is too long.
         """
         total = self.corpus.count(self.split) * self.num_samples
         done, outcome = self._resume()

@@ -127,11 +127,7 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def note_mistakes(self) -> None:
-        """Issue notes if the first lines contain markup or if two files start with the same lines.
-
-        Raises:
-            DataError: the first lines of a file cannot be read.
-        """
+        """Issue notes if the first lines contain markup, or if files start with the same lines."""
         heads = {
             split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
             for split, paths in self._paths.items()
@@ -152,11 +148,7 @@ class TextFiles(FileCorpus):
                 note(f"{one} and {other} start with the same {len(heads[one][0])} pairs")
 
     def count(self, split: Split) -> int:
-        """Check all lines and return the number of pairs.
-
-        Raises:
-            DataError: a line is invalid, or the files differ in length, are empty, or have changed.
-        """
+        """Check all lines and return the number of pairs."""
         if split not in self._counts:
             first, second = self._paths[split]
             sources, targets = _count(first, split), _count(second, split)
@@ -270,11 +262,7 @@ def find_format(data: bytes) -> str:
 
 
 def choose_compression(path: Path) -> Callable[[bytes], bytes]:
-    """Return the function that compresses the contents of a new file with this name.
-
-    Raises:
-        UsageError: the name ends in the suffix of a format that cannot be written, such as .zst.
-    """
+    """Return the function that compresses the contents of a new file with this name."""
     kind = SUFFIXES.get(path.suffix.lower(), "")
     if kind and kind not in MODULES:
         raise UsageError(f"{path} cannot be a {kind} file: use another suffix, such as .txt or .gz")

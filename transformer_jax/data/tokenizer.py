@@ -212,12 +212,7 @@ def read_model(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
 
 
 def check_model(model: bytes, name: str) -> None:
-    """Load a model in a separate process, because loading a corrupt model may cause a crash.
-
-    Raises:
-        DataError: the model is invalid, it crashed the separate process, or loading it timed out.
-        TransformerJaxError: the separate process could not import SentencePiece.
-    """
+    """Load a model in a separate process, because loading a corrupt model may cause a crash."""
     digest = digest_files(model)
     if digest in TRIED:
         return

@@ -35,11 +35,7 @@ class TreeFiles(FileCorpus):
     kind = "linearized trees"
 
     def __init__(self, folder: str | None) -> None:
-        """Find each split's files in `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
-
-        Raises:
-            DataError: the folder cannot be read or has no training or development trees.
-        """
+        """Find the files of each split; see `data_folder` for the default folder."""
         self._folder = data_folder(folder)
         try:
             files = {split: _find_files(self._folder, split) for split in SPLITS}
@@ -65,11 +61,7 @@ class TreeFiles(FileCorpus):
         return self._counts[split]
 
     def read(self, split: Split, start: int = 0) -> Iterator[tuple[str, str]]:
-        """Yield each sentence and its linearized tree, starting at tree `start`.
-
-        Raises:
-            DataError: a tree is invalid, or a file has changed.
-        """
+        """Yield each sentence and its linearized tree, starting at tree `start`."""
         for words, tags, brackets in itertools.islice(self._read_trees(split), start, None):
             yield " ".join(words), linearize(tags, brackets)
 

@@ -176,8 +176,8 @@ def join_processes(
     """If a run has several processes, connect them before JAX uses a device.
 
     If there are several processes, an error inside the context ends all of them instead of
-    propagating. Messages about a lost process include the run's folder. For the other arguments and
-    the errors, see `resolve_cluster` and `rendezvous`.
+    propagating. Messages about a lost process include the run's folder. For the other arguments,
+    see `resolve_cluster`.
     """
     spec = rendezvous.resolve_cluster(coordinator, num_processes, process_id)
     if spec is None:

@@ -50,11 +50,6 @@ def resolve_cluster(
     The arguments are the address of process 0 (HOST:PORT), the number of processes, and the index
     of this process. If all arguments are None, they are read from the environment of Slurm, Open
     MPI, Kubernetes, or Cloud TPU. If `num_processes` is 1, the environment is ignored.
-
-    Raises:
-        UsageError: the arguments are incomplete or invalid, or the environment indicates that there
-            are other processes but does not contain their addresses.
-        ConnectionFailedError: JAX cannot read the environment.
     """
     options = (coordinator, num_processes, process_id)
     if num_processes == 1:
@@ -121,9 +116,6 @@ def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
 
     Call this function before `jax.distributed.initialize`, which aborts in C++ if a process is
     missing.
-
-    Raises:
-        ConnectionFailedError: a process is still missing after `seconds`, or the port is in use.
     """
     deadline = time.monotonic() + seconds
     if spec.index == 0:

@@ -82,12 +82,7 @@ def has_split(run: Run, split: Split) -> bool:
 
 
 def prepare_split(run: Run, split: Split) -> Prepared:
-    """Return the prepared text of a run, after checking that it contains this split.
-
-    Raises:
-        UsageError: the text does not have this split.
-        DataError: the text has changed since the run was created.
-    """
+    """Return the prepared text of a run, after checking that it contains this split."""
     path = run.folder.path
     try:
         prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
@@ -107,11 +102,7 @@ def prepare_split(run: Run, split: Split) -> Prepared:
 
 
 def read_lines(files: Files) -> tuple[list[str], list[str]]:
-    """Read parallel text from two files, which may be compressed.
-
-    Raises:
-        DataError: a file is missing or invalid, or the numbers of lines differ.
-    """
+    """Read parallel text from two files, which may be compressed."""
     for path in files:
         if not path.exists():
             raise DataError(f"there is no file {path}")
@@ -122,11 +113,7 @@ def read_lines(files: Files) -> tuple[list[str], list[str]]:
 
 
 def read_files(run: Run, files: Files) -> EvaluationText:
-    """Read parallel text from files outside the run's corpus.
-
-    Raises:
-        DataError: a file is missing or invalid, or a line is too long for the model.
-    """
+    """Read parallel text from files outside the run's corpus."""
     sources, references = read_lines(files)
     encoded = [
         Ragged.from_lists(tokenizer.encode(lines))
@@ -141,11 +128,7 @@ def read_files(run: Run, files: Files) -> EvaluationText:
 
 
 def read_text(run: Run, text: Split | Files) -> EvaluationText:
-    """Read a split of the run's text, or text in other files.
-
-    Raises the same errors as `prepare_split` and `read_files`. Also raises a DataError if the run's
-    task cannot score a reference.
-    """
+    """Read a split of the run's text, or text in other files, and check that it can be scored."""
     if isinstance(text, tuple):
         content = read_files(run, text)
     else:
@@ -213,9 +196,6 @@ def evaluate(
 
     `decode` overrides fields in the run's `DecodeConfig`. With `per_checkpoint`, the function also
     evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
-
-    Raises the same errors as `read_text`. Also raises a DataError if a source is too long for the
-    model, and a UsageError if `per_checkpoint` is set for a package or an ensemble.
     """
     kind = "an ensemble" if run.describe_members() else run.folder.package and "a package"
     if per_checkpoint and kind:

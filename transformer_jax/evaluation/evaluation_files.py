@@ -44,9 +44,6 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
     Evaluations of individual checkpoints have separate folders. An evaluation replaces an
     earlier one only if both have the same split, checkpoints, and decode config.
-
-    Raises:
-        StorageError: a file cannot be written.
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
@@ -73,11 +70,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
 
 
 def read_evaluation_file(folder: Path, name: str) -> bytes:
-    """Return the contents of an evaluation's file, such as "hypothesis.txt".
-
-    Raises:
-        StorageError: the file cannot be read, or it differs from what was written.
-    """
+    """Return the contents of an evaluation's file, such as "hypothesis.txt"."""
     with storage_errors(f"the translations in {folder} cannot be read"):
         content = read_limited(folder / name, MAX_VOCABULARY_BYTES)
         digests = read_json(folder / "scores.json").get("files")

@@ -44,11 +44,7 @@ class Grid:
             raise UsageError(f"the number of checkpoints must be positive, got {min(counts)}")
 
     def searches(self, decode: DecodeConfig) -> list[DecodeConfig]:
-        """Return the decode configs to evaluate. Greedy search ignores alpha, so it runs only once.
-
-        Raises:
-            ConfigError: a beam size or an alpha is invalid.
-        """
+        """Return the decode configs to evaluate. Greedy search ignores alpha and runs only once."""
         own_alpha = [decode.length_penalty_alpha]
         return [
             replace(decode, beam_size=beam_size, length_penalty_alpha=alpha)
@@ -69,12 +65,6 @@ def evaluate_grid(
     The last checkpoint in each average is the one at `step`, which defaults to the latest scheduled
     step. If no average needs more than one checkpoint, `step` defaults to the latest step instead.
     If the results cannot be stored, the function issues a note.
-
-    Raises:
-        UsageError: a search setting is invalid, or the run is a package, has too few checkpoints,
-            or does not have the split.
-        DataError: the text has changed since the run was created.
-        StorageError: a checkpoint is damaged, cannot be read, or was deleted by the training run.
     """
     if folder.package is not None:
         raise UsageError(f"{folder.path} is a package and has no separate checkpoints")

@@ -142,9 +142,6 @@ def score_parses(
     Each scored tree takes its words from the source sentence and its tags from the reference. The
     predicted tags are ignored, because evalb finds punctuation by tags, so a wrong tag would change
     which words count.
-
-    Raises:
-        DataError: a reference is not a linearized tree over the words of its source.
     """
     expected, proposed, num_repaired = read_references(sources, references), list[Tree](), 0
     for tree, hypothesis in zip(expected, hypotheses, strict=True):
@@ -160,11 +157,7 @@ def score_parses(
 
 
 def read_references(sources: Sequence[str], references: Sequence[str]) -> list[Tree]:
-    """Parse the references and return their trees.
-
-    Raises:
-        DataError: a reference is not a linearized tree over the words of its source.
-    """
+    """Parse the references and return their trees."""
     trees: list[Tree] = []
     for number, (source, reference) in enumerate(zip(sources, references, strict=True), start=1):
         # A word can contain a no-break space, so split words only at ordinary spaces.

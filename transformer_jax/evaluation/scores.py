@@ -81,11 +81,7 @@ def choose_tokenizer(name: str, references: Sequence[str]) -> str:
 
 
 def check_tokenizer(name: str, references: Sequence[str]) -> None:
-    """Check that BLEU can be computed, and issue a note if it will not be very informative.
-
-    Raises:
-        UsageError: the tokenizer needs a library that is not installed.
-    """
+    """Check that BLEU can be computed, and issue a note if it will not be very informative."""
     tokenizer = choose_tokenizer(name, references)
     if tokenizer in LIBRARIES:
         require_library(LIBRARIES[tokenizer])

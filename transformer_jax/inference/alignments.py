@@ -55,11 +55,7 @@ class Aligner(NamedTuple):
     vocabulary: Vocabulary
 
     def count_heads(self) -> tuple[int, int]:
-        """Return the number of layers that attend to the source and the number of heads in each.
-
-        Raises:
-            UsageError: the model does not attend to the source.
-        """
+        """Return the number of layers that attend to the source and the number of heads in each."""
         tokens = jnp.ones((1, 1), jnp.int32)
         program = functools.partial(attention_weights, self.model)
         weights = jax.eval_shape(program, self.params, tokens, tokens)
@@ -76,10 +72,7 @@ class Aligner(NamedTuple):
         *,
         truncate: bool = False,
     ) -> Iterator[tuple[int, list[list[set[Link]]]]]:
-        """Yield the index of each pair, and its links for each layer and for each mean over heads.
-
-        See `encode_pairs` for the errors.
-        """
+        """Yield the index of each pair, and its links for each layer and each mean over heads."""
         pairs = encode_pairs(self.model, self.vocabulary, sources, targets, truncate=truncate)
         program = functools.partial(_align_tokens, means=means.astype(np.float32))
         for index, choices in run_on_pairs(program, self.model, self.params, pairs):
@@ -150,12 +143,7 @@ class Gold(NamedTuple):
 
 
 def read_gold(lines: Sequence[str], num_pairs: int) -> list[Gold]:
-    """Read gold alignments, one for each pair.
-
-    Raises:
-        UsageError: the number of lines is not `num_pairs`.
-        DataError: a line is not an alignment.
-    """
+    """Read gold alignments, one for each pair."""
     if len(lines) != num_pairs:
         raise UsageError(f"there are {num_pairs} alignments, but {len(lines)} gold alignments")
     return [_read_links(line, number) for number, line in enumerate(lines, start=1)]

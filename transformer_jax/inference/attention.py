@@ -125,10 +125,7 @@ def compute_attention(
     *,
     truncate: bool = False,
 ) -> Attention:
-    """Return the attention weights for a sentence pair, which `encode_pair` encodes.
-
-    See `Run.attention` for the errors.
-    """
+    """Return the attention weights for a sentence pair, which `encode_pair` encodes."""
     source_ids, target_ids = encode_pair(translator, params, source, target, truncate=truncate)
     vocabulary = translator.vocabulary
     weights = _compute_weights(translator, params, source_ids, target_ids)

@@ -51,12 +51,7 @@ def compute_hidden_states(
     *,
     truncate: bool = False,
 ) -> HiddenStates:
-    """Return the hidden states for a sentence pair, which `encode_pair` encodes.
-
-    Raises:
-        DataError: a sentence is blank, or too long for the model while `truncate` is false.
-        UsageError: the architecture does not record its hidden states.
-    """
+    """Return the hidden states for a sentence pair, which `encode_pair` encodes."""
     model, vocabulary = translator.model, translator.vocabulary
     pair = encode_pair(translator, params, source, target, truncate=truncate)
     with standard_settings(model.config.dtype):

@@ -45,9 +45,6 @@ def encode_pair(
     If `target` is None, the target is the best translation of the source. This translation keeps
     the tokens that the search found, which may differ from the tokens obtained by re-encoding its
     text. If the model computes NaN, the search finds no tokens.
-
-    Raises:
-        DataError: a sentence is blank, or too long for the model while `truncate` is false.
     """
     translator.check([source], truncate=truncate)
     [source_ids] = translator.encode([source], truncate=truncate)
@@ -86,7 +83,7 @@ class PairScore(NamedTuple):
 
 
 def read_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return parallel lines without line endings. See `encode_pairs` for the errors."""
+    """Return parallel lines without line endings."""
     if isinstance(sources, str) or isinstance(targets, str):
         raise UsageError("the sources and the targets must be lists of lines, not single strings")
     sides = strip_lines(sources, "source"), strip_lines(targets, "target")
@@ -106,10 +103,6 @@ def encode_pairs(
     """Return the tokens of parallel lines. A blank line is encoded as `EOS`.
 
     This function issues a note about each side whose text contains unknown tokens.
-
-    Raises:
-        UsageError: an argument is a single string, or the numbers of lines differ.
-        DataError: a line is not valid text, or too long for the model while `truncate` is false.
     """
     sources, targets = read_pairs(sources, targets)
     encoded: list[Ragged] = []
@@ -148,9 +141,6 @@ def run_on_pairs(
     """Yield each pair's index and its row of the program's result. Short pairs come first.
 
     This function advances the current task (see `progress.task`) by the number of finished pairs.
-
-    Raises:
-        OutOfMemoryError: the device does not have enough memory for a batch.
     """
     lengths = np.maximum(*(side.lengths for side in pairs)).tolist()
     for width, indices in group_by_width([padded_length(length, None) for length in lengths]):
@@ -194,7 +184,7 @@ def score_pairs(
     sources: Iterable[str],
     targets: Iterable[str],
 ) -> list[PairScore]:
-    """Return the score of each pair of lines, in order. See `encode_pairs` for the errors."""
+    """Return the score of each pair of lines, in order."""
     pairs = encode_pairs(model, vocabulary, sources, targets)
     target = pairs[1]
     starts = zip(target.offsets[:-1], target.offsets[1:], strict=True)

@@ -415,10 +415,6 @@ def load_averages(
     """For each k in `counts`, smallest first, load the mean of the last k checkpoints in `steps`.
 
     Each checkpoint is read once.
-
-    Raises:
-        StorageError: a checkpoint is damaged or cannot be read, or a run that is still training has
-            deleted it.
     """
     if not counts:
         return

@@ -369,12 +369,7 @@ def choose_minimum_risk(samples: Sequence[Hypothesis]) -> Hypothesis:
 
 
 def strip_lines(lines: Iterable[str], name: str) -> list[str]:
-    """Return lines without their line endings, for example the lines of an open file.
-
-    Raises:
-        UsageError: an item is not a string.
-        DataError: a line is not UTF-8.
-    """
+    """Return lines without their line endings, for example the lines of an open file."""
     checked = list(lines)
     for number, line in enumerate(checked, start=1):
         check_text(f"{name} {number}", line)

@@ -41,13 +41,7 @@ from transformer_jax.sweeps.status import RunStatus, mark_unreadable, read_statu
 
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
-    """Group existing runs into a sweep. Runs that differ only in their seed share a row.
-
-    Raises:
-        UsageError: a path is not a run or is listed twice, two runs have the same config and seed,
-            or the runs were trained on different text or with different vocabularies.
-        StorageError: `out`, the folder for the report, exists but does not contain a report.
-    """
+    """Group existing runs into a sweep. Runs that differ only in their seed share a row."""
     if out.exists() and not (out / "report" / "table.csv").exists():
         raise StorageError(
             f"{out} exists but does not contain a report: choose another folder (",
@@ -101,9 +95,6 @@ def collect_results(
     """Collect the results of all runs so far.
 
     Finished runs whose translations are invalid are listed as unreadable.
-
-    Raises:
-        UsageError: no run has finished, or no run has scores on the split.
     """
     statuses = [_check_translations(status) for status in statuses]
     if not any(status.status == "done" for status in statuses):

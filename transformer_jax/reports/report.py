@@ -39,11 +39,7 @@ RUNS = "Runs (their unrounded scores are in runs.csv)"
 
 
 def write_report(results: Results) -> Path:
-    """Write all report files and return the report's folder.
-
-    Raises:
-        StorageError: the folder cannot be written, or it is or contains a link.
-    """
+    """Write all report files and return the report's folder."""
     folder = results.sweep.path / "report"
     if folder.parent.exists():
         check_no_links(folder.parent, lambda name: name == folder.name)

@@ -16,10 +16,6 @@ def group_runs(folders: Sequence[RunFolder]) -> dict[str, tuple[RunFolder, ...]]
 
     The label is the name of the group's first run (for a run in a sweep, the name of its row), or
     the run's path if another group already has this name.
-
-    Raises:
-        UsageError: a run is listed twice, or the runs were trained on different text or with
-            different vocabularies, so their metrics cannot be compared.
     """
     if len({folder.path.resolve() for folder in folders}) < len(folders):
         raise UsageError("a run is listed twice")

@@ -26,10 +26,6 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
     Both the file `lock`, which names the process, and the run's folder are locked, because a user
     may delete the file.
-
-    Raises:
-        UsageError: another process holds the lock.
-        StorageError: the folder is not writable.
     """
     with storage_errors(f"{run} cannot be written"):
         if (run / NAME).exists():

@@ -123,10 +123,6 @@ def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     because an unscheduled report is valid only until the run is extended. This function also
     removes invalid lines at the end of the file, because a power failure can leave a partial line
     or null bytes there.
-
-    Raises:
-        StorageError: the file cannot be accessed, or it contains an invalid line before a valid
-            report whose step is at most `step`, or a complete line that was altered.
     """
     with storage_errors(f"{path} cannot be truncated"):
         if not path.exists():

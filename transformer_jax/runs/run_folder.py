@@ -109,7 +109,7 @@ class RunFolder:
         fingerprint: str,
         environment: Mapping[str, str] | None = None,
     ) -> "RunFolder":
-        """Create a run without checkpoints. See `build` for the errors that this method raises."""
+        """Create a run without checkpoints."""
         with cls.build(path, config, vocabulary, fingerprint, environment=environment) as run:
             pass
         return replace(run, path=path)
@@ -131,11 +131,6 @@ class RunFolder:
 
         `environment` is the value of `backend.describe_environment` for a run that will be trained.
         If the body of the `with` statement raises an error, the folder is deleted.
-
-        Raises:
-            UsageError: the path is not UTF-8, or it exists and is not an empty folder. An existing
-                path is left unchanged.
-            StorageError: the folder cannot be written.
         """
         folder = new_folder(path, _advise) if package is None else new_folder(path)
         with folder as private:
@@ -146,12 +141,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Read a run from disk, without executing any code in the folder.
-
-        Raises:
-            UsageError: the path is not a run folder, or the run has a different format version.
-            StorageError: the run cannot be read, or its files are inconsistent.
-        """
+        """Read a run from disk, without executing any code in the folder."""
         description = path / "run.json"
         # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
         if not os.path.isfile(description):  # noqa: PTH113
@@ -246,11 +236,6 @@ class RunFolder:
         """Return a copy of this object with a different config.
 
         Call `store` to write the config to disk.
-
-        Raises:
-            ConfigError: a field that must not change differs, the run is past the new
-                `train.steps`, or the schedule depends on `train.steps`.
-            UsageError: the run is packaged.
         """
         if self.package is not None:
             raise UsageError(

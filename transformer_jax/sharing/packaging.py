@@ -64,10 +64,6 @@ def package_run(
 
     If `languages` is None, `find_languages` determines the languages. `data_note` is Markdown text
     that describes the data. `versions` and `scores` default to the values stored in the run.
-
-    Raises:
-        UsageError: the folder exists, or `license_id` or a language is not a valid identifier.
-        StorageError: the folder cannot be written.
     """
     if not LICENSE.fullmatch(license_id):
         raise UsageError(f"a license is an identifier such as cc-by-4.0, got {license_id!r}")
@@ -125,12 +121,7 @@ def build_package(
 
 
 def export_safetensors(run: Run, path: Path) -> None:
-    """Write a run's parameters, description, and vocabulary to a new folder.
-
-    Raises:
-        UsageError: the folder exists, or safetensors is not installed.
-        StorageError: the folder cannot be written.
-    """
+    """Write a run's parameters, description, and vocabulary to a new folder."""
     require_library("safetensors")
     with build_package(run, path) as folder:
         metadata = {"sha256": digest_params(run.params)}
@@ -138,14 +129,7 @@ def export_safetensors(run: Run, path: Path) -> None:
 
 
 def read_safetensors(path: Path) -> Run:
-    """Read a folder that `export_safetensors` wrote, without executing anything in it.
-
-    Raises:
-        UsageError: the path is not an exported model, or safetensors is not installed.
-        StorageError: a file is damaged or cannot be read, or its parameters do not match the
-            config.
-        BackendError: JAX cannot start.
-    """
+    """Read a folder that `export_safetensors` wrote, without executing anything in it."""
     start_backend()
     folder, weights = RunFolder.open(path), path / WEIGHTS
     if folder.package is None or not weights.is_file():

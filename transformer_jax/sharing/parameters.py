@@ -61,11 +61,6 @@ def read_arrays(
 
     The file must contain all expected arrays, can contain optional arrays, and must not contain
     others. `types` lists the allowed data types.
-
-    Raises:
-        UsageError: safetensors is not installed.
-        StorageError: the file cannot be read, an array is missing or unknown, or an array has an
-            unexpected shape or type.
     """
     safetensors = import_optional("safetensors")
     try:
@@ -121,12 +116,6 @@ def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes:
 
     The file may also contain the optional arrays, but no others. `max_bytes` limits the size of the
     unpacked file.
-
-    Raises:
-        UsageError: PyTorch is not installed or is too old.
-        StorageError: the file cannot be read, it is compressed or too large, it contains something
-            other than arrays, an array is missing or unknown, or an array has an unexpected shape
-            or type.
     """
     torch = import_optional("torch")
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))

@@ -106,10 +106,6 @@ def count_devices_of_rows(sweep: Sweep, target: Target) -> Counts:
 
     The number of devices is a power of two or the target's total number of devices. To find this
     number, the function compiles the step for the row's largest batch shape from `assume_shapes`.
-
-    Raises:
-        UsageError: the target does not support a row's attention implementation, or the target's
-            compiler or cuDNN is not installed on this machine.
     """
     for row in sweep.rows.values():
         check_attention(row.config, target)

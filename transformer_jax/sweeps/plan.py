@@ -162,13 +162,7 @@ class Sweep:
         raise UsageError(f"{self.path} has no run {name!r}")
 
     def store(self) -> None:
-        """Write the plan to the sweep's folder, merging it into any existing plan.
-
-        Raises:
-            UsageError: the existing plan has a different config for a row, or the folder contains
-                something other than a sweep.
-            StorageError: the folder cannot be read or written.
-        """
+        """Write the plan to the sweep's folder, merging it into any existing plan."""
         if _is_free(self.path):
             with storage_errors(f"{self.path} cannot be written"):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -220,13 +214,7 @@ class Sweep:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read the plan in a sweep's folder.
-
-        Raises:
-            UsageError: the folder does not contain a plan, or a row uses a part that is not
-                registered.
-            StorageError: the plan cannot be read, is invalid, or is in a different format.
-        """
+        """Read the plan in a sweep's folder."""
         file = path / "sweep.json"
         # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
         if not os.path.isfile(file):  # noqa: PTH113
@@ -321,10 +309,6 @@ def plan_sweep(
     The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
     seeds are consecutive, starting with the first row's seed. With `tuning`, the values that were
     chosen for an existing sweep are kept.
-
-    Raises:
-        UsageError: a row in `only` does not exist, a row's name is not a valid folder name, or
-            `seeds` is not positive.
     """
     check_num_seeds("seeds", seeds)
     for name in only or ():
@@ -384,9 +368,6 @@ def find_copied(rows: Mapping[str, Row], control: str) -> str:
     """Return the name of the row that a control copies.
 
     The row is not the first one if a command added it, together with the control, to a sweep.
-
-    Raises:
-        UsageError: no other row has the control's config.
     """
     config = rows[control].config
     copied = (name for name, row in rows.items() if row.config == config and not row.is_control)

@@ -53,11 +53,6 @@ def find_slots(limit: int | None = None, runs_per_device: int = 1) -> list[Slot]
 
     If `limit` is set, use that many accelerators or CPU slots, regardless of the available memory.
     If there are several runs per device, each GPU has several slots, which divide its memory.
-
-    Raises:
-        UsageError: `limit` is not between 1 and the number of accelerators or CPU cores, or
-            `runs_per_device` is not 1, but there is no GPU.
-        BackendError: JAX cannot start.
     """
     # Count the devices in a child process, so that JAX does not reserve their memory in this
     # process.

@@ -25,13 +25,7 @@ SEED_OFFSET = 10_000
 def plan_tuning(
     rows: Mapping[str, Row], field: str, values: Sequence[FieldValue], num_seeds: int = 1
 ) -> Tuning:
-    """Return a tuning that is valid for all rows.
-
-    Raises:
-        UsageError: there are fewer than two different values, `num_seeds` is not positive, the
-            field is not a field of the model or of training, or a row sets the field itself.
-        ConfigError: the field does not exist, or a row does not accept a value.
-    """
+    """Return a tuning that is valid for all rows."""
     section, key = split_field(field)
     if section not in ("model", "train") or field == "train.seed":
         raise UsageError(f"only the fields of model and train can be tuned, got {field}")
@@ -63,9 +57,6 @@ def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
 
     A trial that diverged is worse than all others. If the trials of several values are equally
     good, the first value is chosen. With `retry_failed`, failed trials do not count as ended.
-
-    Raises:
-        SweepFailedError: a trial failed for another reason, or all trials of a row diverged.
     """
     statuses = [read_status(run) for run in open_trials(sweep).runs]
     if retry_failed:

@@ -80,9 +80,6 @@ class Checkpointer:
         """Open the run's checkpoints and print a line for each damaged checkpoint.
 
         The primary process cleans up and validates the folder before the other processes open it.
-
-        Raises:
-            StorageError: all checkpoints are damaged, or the folder cannot be used.
         """
         train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
@@ -104,11 +101,7 @@ class Checkpointer:
         An interruption can leave such a checkpoint."""
 
     def restore(self) -> tuple[TrainState, Sums]:
-        """Return the latest checkpoint's state (or the initial state) and the pending metrics.
-
-        Raises:
-            StorageError: the checkpoint is damaged.
-        """
+        """Return the latest checkpoint's state (or the initial state) and the pending metrics."""
         config, sharding, step = self._run.folder.config.train, self._run.sharding, self.last_step
         if self._is_empty:
             return sharding.place_state(init_state(self._run.model, config)), []
@@ -198,11 +191,7 @@ class Checkpointer:
         self._manager.discard(self.last_step)
 
     def wait(self) -> None:
-        """Wait until all processes have written their checkpoints to disk.
-
-        Raises:
-            StorageError: this process could not write its part of a checkpoint.
-        """
+        """Wait until all processes have written their checkpoints to disk."""
         self._manager.wait()
         self._run.group.barrier()
 

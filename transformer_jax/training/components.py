@@ -65,10 +65,6 @@ def build_run_components(
     If `like` is given, reuse the components of that run, whose text and batch
     shapes must be the same.
     `devices` defaults to all devices of all processes.
-
-    Raises:
-        DataError: the text differs from the original text of the run or from the text of the run
-            `like`.
     """
     config = folder.config
     if like is not None:

@@ -40,12 +40,6 @@ def create_run(
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
     at that path. The stored config contains the actual vocabulary sizes; a note on the console
     reports any difference from the requested sizes.
-
-    Raises:
-        UsageError: the folder exists, or the model in `init_from` computes a different function
-            or has parameters of different shapes.
-        DataError: the text cannot be used.
-        StorageError: the folder cannot be written.
     """
     check_available(path)
     other = None if init_from is None else load(init_from, average_checkpoints=1)
@@ -89,13 +83,7 @@ def create_run(
 
 
 def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> RunFolder:
-    """Open a run to continue it with the config that `create_run` received.
-
-    Raises:
-        ConfigError: the config differs in a field that must not change.
-        DataError: the config has new paths for the text, and the text differs.
-        UsageError: the path is not a run, or the run is packaged.
-    """
+    """Open a run to continue it with the config that `create_run` received."""
     folder = RunFolder.open(path)
     sizes = folder.vocabulary.sizes
     if init_from is None and sizes != {field: getattr(config.data, field) for field in sizes}:

@@ -20,11 +20,7 @@ class StepTracer:
         self._trace = contextlib.ExitStack()
 
     def after_step(self, step: int, state: object) -> None:
-        """Start or stop the trace after this step, if necessary. `state` is the step's output.
-
-        Raises:
-            StorageError: the trace cannot be written.
-        """
+        """Start or stop the trace after this step, if necessary. `state` is the step's output."""
         if step not in (self._first, self._last) or self._first == self._last:
             return
         # Wait for the devices, so that the trace contains exactly the chosen steps.

@@ -37,12 +37,7 @@ Report: TypeAlias = Mapping[str, Any]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check the names of trackers before a run starts.
-
-    Raises:
-        ConfigError: there is no such tracker.
-        UsageError: the library of a tracker is not installed.
-    """
+    """Check the names of trackers before a run starts."""
     for name in names:
         if name not in TRACKERS:
             known = ", ".join(map(repr, TRACKERS))

@@ -53,11 +53,7 @@ AttentionMaps = Mapping[str, AttentionMap]
 
 
 def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Resolved]:
-    """Return the weights of the selected kind, and the selection with nonnegative indices.
-
-    Raises:
-        UsageError: the kind, the layer, a head, or the position does not exist.
-    """
+    """Return the weights of the selected kind, and the selection with nonnegative indices."""
     if selection.kind not in maps:
         raise UsageError(f"kind must be one of {', '.join(maps)}, got {selection.kind!r}")
     chosen = maps[selection.kind]

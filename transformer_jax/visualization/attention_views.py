@@ -43,11 +43,7 @@ class Selection:
                 raise UsageError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
     def resolve(self, num_layers: int, num_heads: int, num_queries: int) -> "Resolved":
-        """Return the selection with negative indices converted to nonnegative ones.
-
-        Raises:
-            UsageError: a layer, a head, or a position does not exist, or `heads` is empty.
-        """
+        """Return the selection with negative indices converted to nonnegative ones."""
         if self.heads is not None and len(self.heads) == 0:
             raise UsageError("no head is selected: name at least one")
         heads = range(num_heads) if self.heads is None else self.heads
