@@ -22,14 +22,8 @@ from transformer_jax.files import expand_path
 from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
-from transformer_jax.remote.copies import (
-    check_shared,
-    commit,
-    find_url,
-    local_path,
-    publish,
-    training,
-)
+from transformer_jax.remote.copies import find_url, local_path, publish
+from transformer_jax.remote.session import check_shared, commit, training
 from transformer_jax.reports import tables
 from transformer_jax.reports.collect import (
     collect_results,

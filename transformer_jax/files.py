@@ -162,16 +162,16 @@ def lock_folder(folder: Path, *, waits: bool = False) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def exclusive(path: Path, on_wait: Callable[[], object] = bool) -> Iterator[IO[str]]:
     """Hold a lock file, so that only one process at a time runs the body of the `with` statement.
 
     If another process holds the lock, call `on_wait`, and wait.
     """
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("a+", encoding="utf-8") as file:
         if not try_lock(file):
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
 
 
 def is_stray(name: str) -> bool:

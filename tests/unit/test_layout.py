@@ -25,6 +25,8 @@ TESTED_ELSEWHERE = {
     "commands/arguments.py": "test_cli.py runs commands with mistakes in their arguments",
     "commands/help.py": "test_cli.py prints help and completes words in a shell",
     "distributed/failure_propagation.py": "test_processes.py and test_multi_process.py stop groups",
+    "remote/session.py": "test_copies.py trains runs in buckets",
+    "remote/transfer.py": "test_copies.py copies runs to buckets, and back",
     "training/member.py": "test_loop.py trains one member, and test_joint.py several",
 }
 

@@ -30,7 +30,7 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *parts]).encode()).hexdigest()[:16]
 
 
-def lock(path: Path) -> AbstractContextManager[None]:
+def lock(path: Path) -> AbstractContextManager[object]:
     """Hold the lock file of a cache entry, so that only one process at a time writes the entry."""
     activity = "waiting for another process that is preparing the same text"
     return exclusive(path.with_suffix(".lock"), lambda: progress.report(activity))

@@ -7,6 +7,7 @@ process creates the next lease.
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import time
@@ -18,6 +19,8 @@ from transformer_jax.progress import note
 from transformer_jax.remote.buckets import Bucket, PreconditionError, parse_json
 
 FOLDER = "lease"
+# The name of a lease in a folder.
+OBJECT = re.compile(rf"(?:.*/)?{FOLDER}/\d+\.json")
 SECONDS_VARIABLE = "TRANSFORMER_JAX_LEASE_SECONDS"
 DEFAULT_SECONDS = 180.0
 # A lease is renewed this many times during the period for which it is valid.

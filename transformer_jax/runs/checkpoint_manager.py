@@ -29,7 +29,7 @@ from jaxtyping import PyTree
 from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.files import JsonObject, sync, write_text
 from transformer_jax.progress import note
-from transformer_jax.remote import copies
+from transformer_jax.remote import copies, session
 from transformer_jax.runs import array_store, checksums
 from transformer_jax.runs.array_store import PendingWrite, Trees
 from transformer_jax.runs.checkpoint_metadata import NAME, CheckpointMetadata, DevScores
@@ -165,7 +165,7 @@ class CheckpointManager:
         This method must return in all processes before any process calls `save`.
         """
         self.wait()
-        copies.check(self.run)
+        session.check(self.run)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
         free = shutil.disk_usage(self.folder).free
         if free < size:
@@ -253,7 +253,7 @@ class CheckpointManager:
         """Return whether the last write failed. If so, the next call to `wait` raises the error."""
         pending = self._pending
         is_written = pending is None or not pending.done() or pending.exception() is None
-        return not is_written or copies.has_failed(self.run)
+        return not is_written or session.has_failed(self.run)
 
     def wait(self) -> None:
         """Wait until the pending write is on disk; raise a StorageError if the write failed."""
@@ -325,7 +325,7 @@ class CheckpointManager:
             temporary.rename(self.folder / str(step))
             sync(self.folder)
             self._delete(superseded)
-            copies.commit(self.run)
+            session.commit(self.run)
 
     def _finish_score(
         self,
@@ -343,7 +343,7 @@ class CheckpointManager:
             text = content.to_json(step, self._identity)
             checksums.replace(self.folder / str(step), NAME, text)
             self._delete(superseded)
-            copies.commit(self.run)
+            session.commit(self.run)
         except (OSError, CorruptionError) as error:
             raise StorageError(
                 f"the score of checkpoint {step} could not be recorded: {summarize_error(error)}"
@@ -380,7 +380,7 @@ class CheckpointManager:
             count += 1
             name = f"bad-{step}-{count}"
         (self.folder / str(step)).rename(self.folder / name)
-        copies.commit(self.run)
+        session.commit(self.run)
         self._metadata.pop(step, None)
         self._damage.pop(step, None)
         return f" and was renamed to {name}"

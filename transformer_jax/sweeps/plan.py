@@ -196,21 +196,24 @@ class Sweep:
             }
             for name, row in rows.items()
         }
-        names = ["sweep.json"]
+        new = {
+            run.config_file: run.config.to_dict()
+            for run in self.all_runs
+            # A control uses the value that was chosen for the row that it copies.
+            for row in [find_copied(rows, run.row) if rows[run.row].is_control else run.row]
+            if run.is_trial or tuning is None or row in tuning.chosen
+            if not run.config_file.exists()
+        }
+        names = ["sweep.json", *(path.relative_to(self.path).as_posix() for path in new)]
         problem = f"{self.path} cannot be written"
         with uploading(self.path, names), storage_errors(problem):
             made_by = [origin._asdict() for origin in origins]
             content = {"format": FORMAT, "origins": made_by, "seeds": seeds, "rows": plan}
             content |= {} if tuning is None else {"tuning": asdict(tuning)}
             write_json(self.path / "sweep.json", content)
-            for run in self.all_runs:
-                # A control uses the value that was chosen for the row that it copies.
-                row = find_copied(rows, run.row) if rows[run.row].is_control else run.row
-                is_known = run.is_trial or tuning is None or row in tuning.chosen
-                run.path.parent.mkdir(parents=True, exist_ok=True)
-                if is_known and not run.config_file.exists():
-                    write_json(run.config_file, run.config.to_dict())
-                    names.append(run.config_file.relative_to(self.path).as_posix())
+            for path, config in new.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, config)
 
     @classmethod
     def open(cls, path: Path) -> Self:

@@ -10,15 +10,8 @@ from run_files import IDENTITY, first_value, open_writable, write_steps
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
 from transformer_jax.remote.buckets import Bucket
-from transformer_jax.remote.copies import (
-    check_shared,
-    fetch,
-    find_url,
-    local_path,
-    publish,
-    training,
-    uploading,
-)
+from transformer_jax.remote.copies import fetch, find_url, local_path, publish, uploading
+from transformer_jax.remote.session import check_shared, training
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
@@ -218,19 +211,22 @@ def test_files_of_a_sweep_are_uploaded_one_by_one_and_fetched_without_the_others
     server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     url = server.url("sweep")
-    folder, names = local_path(url), ["sweep.json"]
+    # A row can have any name.
+    folder, names = local_path(url), ["sweep.json", "lease/seed-0.json"]
     with uploading(folder, names):
-        (folder / "base").mkdir(parents=True)
-        for name in ("sweep.json", "base/seed-0.json", "base/seed-0.log"):
+        (folder / "lease").mkdir(parents=True)
+        for name in (*names, "lease/seed-0.log"):
             (folder / name).write_text(name)
-        names.append("base/seed-0.json")
+        # Meanwhile, other processes on this machine can read the sweep. They do not delete files
+        # that are not in the bucket yet.
+        local_path(url)
     # A refresh keeps the logs, which are not in the bucket.
     assert sorted(x.name for x in local_path(url).rglob("*.*")) == [
         *("seed-0.json", "seed-0.log", "sweep.json")
     ]
     move(monkeypatch, tmp_path / "other")
     reads = len(server.weather.reads)
-    other = fetch(url, ["base/seed-0.json", "base/seed-0.state"])
+    other = fetch(url, ["lease/seed-0.json", "lease/seed-0.state"])
     assert [x.name for x in other.rglob("*.*")] == ["seed-0.json"]
     assert not any("sweep.json" in x for x in server.weather.reads[reads:])
     assert fetch(str(tmp_path), ["absent"]) == tmp_path

@@ -1,0 +1,152 @@
+"""Train a run in a bucket: hold its lease, and upload its local copy in the background.
+
+While this process trains a run, `commit` uploads each of its checkpoints.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.files import try_lock
+from transformer_jax.remote import lease
+from transformer_jax.remote.buckets import Bucket
+from transformer_jax.remote.copies import (
+    exclusive_refresh,
+    find_url,
+    live_paths,
+    machine,
+    mark_live,
+    state_file,
+)
+from transformer_jax.remote.lease import Lease, lease_seconds
+from transformer_jax.remote.transfer import Copy
+
+
+@contextlib.contextmanager
+def training(folder: Path) -> Iterator[None]:
+    """Hold the lease of a run in a bucket, refresh its copy, and upload it during training.
+
+    For a local run, do nothing.
+
+    Raises:
+        UsageError: another process is training the run.
+        StorageError: the bucket cannot be read or written.
+    """
+    url = find_url(folder)
+    if url is None:
+        yield
+        return
+    with state_file(folder, "lock").open("a+", encoding="utf-8") as lock:
+        with exclusive_refresh():
+            if not try_lock(lock):
+                message = f"{folder} is being trained by another process on this machine"
+                raise UsageError(message)
+            mark_live(lock, [folder])
+        with Lease(url, machine()) as held:
+            copy = Copy(folder, Bucket(url), state_file(folder, "json"))
+            copy.download()
+            _sessions[folder] = session = _Session(copy, held)
+            try:
+                with session:
+                    yield
+            finally:
+                del _sessions[folder]
+
+
+def check_shared(folder: Path) -> None:
+    """Raise a UsageError if the process with the lease is on a machine with a different cache."""
+    if (url := find_url(folder)) is None:
+        return
+    with exclusive_refresh():
+        is_shared = folder in set(live_paths())
+    if not is_shared:
+        raise UsageError(
+            f"the processes that train {url} need one cache: set TRANSFORMER_JAX_CACHE to a folder "
+            "on a disk that all machines share"
+        )
+
+
+def commit(folder: Path) -> None:
+    """Upload the changes to a run that this process is training. For other runs, do nothing.
+
+    Raises:
+        StorageError: the bucket cannot be written, or another process has taken the lease.
+    """
+    if (session := _sessions.get(folder)) is not None:
+        session.upload()
+
+
+def check(folder: Path) -> None:
+    """Raise the StorageError from a background upload, if one has failed."""
+    if (session := _sessions.get(folder)) is not None:
+        session.check()
+
+
+def has_failed(folder: Path) -> bool:
+    """Return whether `check` raises an error."""
+    session = _sessions.get(folder)
+    return session is not None and session.error is not None
+
+
+class _Session:
+    """Uploads a run in the background and renews its lease while this process trains the run."""
+
+    def __init__(self, copy: Copy, held: Lease) -> None:
+        self.copy, self._lease = copy, held
+        self.error: StorageError | None = None
+        self._lock, self._is_ending = threading.Lock(), threading.Event()
+        actions = held.renew, self._upload_reports
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions
+        ]
+
+    def upload(self) -> None:
+        """Upload everything while the lease is valid."""
+        self.check()
+        with self._lock:
+            self._lease.renew()
+            self.copy.upload()
+
+    def check(self) -> None:
+        """Raise the error from an earlier upload, if one has failed."""
+        if self.error is not None:
+            raise self.error
+
+    def _upload_reports(self) -> None:
+        # An upload of a checkpoint includes the reports, so this method does not wait for it.
+        if self._lock.acquire(blocking=False):
+            try:
+                self.copy.upload(with_checkpoints=False)
+            finally:
+                self._lock.release()
+
+    def _repeat(self, action: Callable[[], object]) -> None:
+        while not self._is_ending.wait(lease_seconds() / lease.RENEWALS):
+            try:
+                action()
+            except StorageError as error:
+                self.error = error
+                return
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._is_ending.set()
+        try:
+            is_lost = isinstance(error, StorageError)
+            if not is_lost and (self.copy.folder / "run.json").exists():
+                self.upload()
+        except StorageError:
+            # The error that ended the run is more informative.
+            if error is None:
+                raise
+        finally:
+            for thread in self._threads:
+                thread.join()
+
+
+_sessions: dict[Path, _Session] = {}
