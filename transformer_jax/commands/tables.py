@@ -130,7 +130,7 @@ def print_comparison(comparisons: Sequence["MetricComparison"], run: str, baseli
     show_table(table)
     stdout.print(
         f"p: the probability that a run as good as the baseline, {baseline}, differs from it by\n"
-        "this much only because of the choice of sentences; a p below 0.05 is significant.\n"
+        "at least this much because of the choice of sentences; a p below 0.05 is significant.\n"
         "In parentheses: mean and 95% interval over resampled sets (paired bootstrap)."
     )
     for c in comparisons:

@@ -92,12 +92,15 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
     seeds = results.seeds_for_equivalence(score, split)
     if seeds is None:
         return ""
-    margin = f"{MARGINS[score]:g} {'ln ' if score == 'perplexity' else ''}{LABELS[score]}"
     return (
-        f"Equal {LABELS[score]} on the {_name(split)} set, within {margin}, could be shown with "
-        f"{seeds:,} seeds for each row; {results.base.name} has "
+        f"To show that a row has equal {LABELS[score]} on the {_name(split)} set, within "
+        f"{_margin(score)}, each row needs at least {seeds:,} seeds; {results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )
+
+
+def _margin(score: PaperScore) -> str:
+    return f"{MARGINS[score]:g} {'ln ' if score == 'perplexity' else ''}{LABELS[score]}"
 
 
 def _name(split: ScoredSplit) -> str:
@@ -112,12 +115,13 @@ def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> 
             paper = results.paper_difference(name, score)
             verdicts[abs(paper or 0.0) > MARGINS[score]].append(verdict)
     parts = []
-    for sees_difference, found in verdicts.items():
+    for is_above, found in verdicts.items():
         if found:
-            sees = "a difference" if sees_difference else "no difference"
+            size = f"{'above' if is_above else 'at most'} {_margin(score)}"
             counts = [(found.count(x), words) for x, words in WORDS.items() if x in found]
             listed = ", ".join(f"{n} {words[n > 1]}" for n, words in counts)
-            parts.append(f"of the rows in which the paper sees {sees} ({len(found)}), {listed}")
+            rows = f"of the rows whose difference in the paper is {size} ({len(found)})"
+            parts.append(f"{rows}, {listed}")
     if not parts:
         return ""
     reach = describe_reach(results, score, split) if "out of reach" in verdicts[False] else ""

@@ -68,7 +68,8 @@ def analyze_factors(
     residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
     num_rows, num_seeds = table.shape
     freedom = (num_rows - 1) * (num_seeds - 1)
-    deviation = math.sqrt(float((residuals**2).sum()) / freedom)
+    # Remove floating-point noise, which would matter if all differences were equal.
+    deviation = round(math.sqrt(float((residuals**2).sum()) / freedom), 12)
     cells = [_cell(factors, configs[row]) for row in scores]
     means = table.mean(axis=1)
     return [
@@ -139,9 +140,9 @@ def _estimate(
     correlation = tuple(map(tuple, cosines.tolist()))
     critical = dunnett_quantile(CONFIDENCE, correlation, freedom)
     contrasts = []
-    for name, difference, length in zip(weights, matrix @ means, scale, strict=True):
+    for name, difference, length in zip(weights, (matrix @ means).round(12), scale, strict=True):
         half = critical * error * length
-        statistic = abs(difference) / (error * length) if error else math.inf
+        statistic = abs(difference) / (error * length) if error else math.inf if difference else 0.0
         interval = Interval(float(difference - half), float(difference + half))
         p = 1 - dunnett_probability(statistic, correlation, freedom)
         contrasts.append(Contrast(kind, name, float(difference), interval, p))

@@ -159,14 +159,15 @@ def _explain_columns(results: Results) -> list[str]:
     last = results.splits[-1]
     if any(results.verdict(name, score, last) for name in results.rows for score in MARGINS):
         notes.append(
-            "verdict: 'as in the paper' if the whole interval has the paper's sign; 'differs' if "
-            "the interval excludes every difference of that sign that exceeds a margin; otherwise "
-            f"'inconclusive'. The margin is {MARGINS['perplexity']} ln perplexity or "
-            f"{MARGINS['bleu']} BLEU. If the paper's difference is within the margin, the verdict "
-            "is 'as in the paper' if the whole interval lies within the margin, and 'differs' if "
-            "the interval lies outside. 'Out of reach' means that the interval is wider than twice "
-            "the margin, so no result could have been 'as in the paper'. It does not count against "
-            "the paper."
+            "verdict: 'as in the paper' if the whole interval has the paper's sign; if not, "
+            "'differs' if the interval excludes every difference of that sign that exceeds a "
+            f"margin; otherwise 'inconclusive'. The margin is {MARGINS['perplexity']} ln "
+            f"perplexity or {MARGINS['bleu']} BLEU. The paper reports one score per row, so the "
+            "verdict treats its differences as exact, although they also vary with the seed. If "
+            "the paper's difference is within the margin, the verdict is 'as in the paper' if the "
+            "whole interval lies within the margin, and 'differs' if the interval lies outside. "
+            "'Out of reach' means that the interval is wider than twice the margin, so no result "
+            "could have been 'as in the paper'. It does not count against the paper."
         )
     if any("precision" in row.scores for row in results.rows.values()):
         notes.append(

@@ -6,6 +6,7 @@ by their logarithms, because a difference of 1 is large at perplexity 5 but smal
 
 import bisect
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +27,9 @@ WIDE_RATIO = 4.0
 # If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
 # thousands of BLEU points.
 MIN_WELCH_SEEDS = 3
+
+# With more ranks, the t approximation of a rank correlation's p-value is accurate enough.
+MAX_EXACT_RANKS = 8
 
 WIDE_RULE = " (or three, if the row or the first row is not pooled)"
 
@@ -254,7 +258,9 @@ def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) ->
 def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """Return Spearman's correlation between our differences and the paper's, and its p-value.
 
-    Return None if there are fewer than three differences, or if either side does not vary.
+    With at most `MAX_EXACT_RANKS` differences, the p-value is the share of all permutations whose
+    absolute correlation is at least as large, because SciPy's approximation is too small. Return
+    None if there are fewer than three differences, or if either side does not vary.
     """
     ours, paper = (
         (set(x) for x in zip(*differences, strict=True)) if differences else (set(), set())
@@ -262,7 +268,14 @@ def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float,
     if len(differences) < 3 or min(len(ours), len(paper)) < 2:
         return None
     result = stats.spearmanr(*zip(*differences, strict=True))
-    return float(result.statistic), float(result.pvalue)
+    correlation, p = float(result.statistic), float(result.pvalue)
+    if len(differences) <= MAX_EXACT_RANKS:
+        first, second = (
+            stats.rankdata(x) - (len(x) + 1) / 2 for x in zip(*differences, strict=True)
+        )
+        products = np.array(list(itertools.permutations(first))) @ second
+        p = float(np.mean(np.abs(products) >= abs(first @ second) - 1e-9))
+    return correlation, p
 
 
 def format_mean(values: Collection[float], digits: int) -> str:

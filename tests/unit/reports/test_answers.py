@@ -58,20 +58,21 @@ def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
     first, perplexity, _ = summarize(make_results(tmp_path, 0.0001))
     assert first == "These answers use the development set."
     assert perplexity == (
-        "Perplexity: of the rows in which the paper sees a difference (1), 1 agrees; of the rows "
-        "in which the paper sees no difference (1), 1 agrees."
+        "Perplexity: of the rows whose difference in the paper is above 0.01 ln perplexity (1), "
+        "1 agrees; of the rows whose difference in the paper is at most 0.01 ln perplexity (1), "
+        "1 agrees."
     )
 
 
 def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Path) -> None:
     results = make_results(tmp_path, 0.1)
     _, perplexity, _ = summarize(results)
-    assert "of the rows in which the paper sees no difference (1), 1 is out of reach." in perplexity
+    assert "is at most 0.01 ln perplexity (1), 1 is out of reach." in perplexity
     reach = describe_reach(results, "perplexity", "dev")
     assert reach in perplexity
     seeds = results.seeds_for_equivalence("perplexity", "dev")
     assert seeds is not None
-    assert f"could be shown with {seeds:,} seeds for each row; base has 3." in reach
+    assert f"each row needs at least {seeds:,} seeds; base has 3." in reach
 
 
 @pytest.mark.parametrize(

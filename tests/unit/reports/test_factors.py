@@ -184,3 +184,11 @@ def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
     other = replace(results.rows["h2-k4"], has_other_text=True)
     changed = replace(results, rows={**results.rows, "h2-k4": other})
     assert changed.contrasts("perplexity", "dev") == []
+
+
+def test_equal_scores_show_no_effect() -> None:
+    configs = make_configs()
+    factors = find_factors(configs)
+    assert factors is not None
+    scores = {row: {0: 0.1, 1: 0.3} for row in configs}
+    assert {x.p for x in analyze_factors(scores, configs, factors)} == {1.0}

@@ -363,6 +363,11 @@ def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
     # p-value is 0.5.
     draws = [abs(np.corrcoef(rng.permutation(13), ranks[1])[0, 1]) for _ in range(20_000)]
     assert found[1] == pytest.approx(np.mean(np.array(draws) >= abs(found[0])), abs=0.02)
+    # Two of the six orders of three ranks have a correlation of 1 or -1.
+    assert rank_correlation([(1.0, 2.0), (2.0, 3.0), (3.0, 9.0)]) == pytest.approx((1, 1 / 3))
+    assert rank_correlation([(1.0, 2.0), (1.0, 3.0), (3.0, 9.0)]) == pytest.approx(
+        (0.75**0.5, 2 / 3)
+    )
     assert rank_correlation([(1.0, 1.0), (2.0, 2.0)]) is None
     assert rank_correlation([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)]) is None
     assert rank_correlation([]) is None
