@@ -45,7 +45,7 @@ def local_path(path: str | Path) -> Path:
     if any(is_stray(part) for part in parts):
         raise UsageError(f"{match[1]}://{match[2]} contains a name that runs cannot have")
     folder = _root().joinpath(match[1], *parts)
-    _refresh(folder)
+    refresh(folder)
     return folder
 
 
@@ -146,7 +146,7 @@ def machine() -> str:
     return path.read_text("utf-8")
 
 
-def _refresh(folder: Path) -> None:
+def refresh(folder: Path) -> None:
     """Make a local copy match its bucket.
 
     If a process on this machine is training a run, the run's copy is newer than the bucket and is

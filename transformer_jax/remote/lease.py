@@ -1,4 +1,4 @@
-"""A lease that lets only one process train a run in a bucket.
+"""A lease that lets only one process train a run, or plan a sweep, in a bucket.
 
 A lease is an object named lease/N.json. Its holder creates it only if it does not exist, and then
 renews it regularly. The lease with the largest N is valid. If its holder does not renew it, another
@@ -60,7 +60,10 @@ class Lease:
         with contextlib.suppress(PreconditionError):
             self._write(is_new=True)
         if self._read(self._number).get("token") != self._token:
-            raise UsageError(f"{self._url} is being trained by a process that has just started")
+            raise UsageError(
+                f"{self._url} is being used by a process that has just started: run the command "
+                "again"
+            )
         self._delete_before(self._number)
         return self
 
@@ -93,7 +96,7 @@ class Lease:
             return
         holder = f"process {first.get('pid')} on {first.get('host')}"
         seconds = lease_seconds()
-        note(f"{self._url}: waiting up to {seconds:.0f} s to see whether {holder} still trains it")
+        note(f"{self._url}: waiting up to {seconds:.0f} s to see whether {holder} still uses it")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(seconds / RENEWALS / 2)

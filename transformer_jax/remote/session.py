@@ -1,4 +1,4 @@
-"""Train a run in a bucket: hold its lease, and upload its local copy in the background.
+"""Hold the lease of a run or a sweep in a bucket, and upload runs in the background.
 
 While this process trains a run, `commit` uploads each of its checkpoints.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.files import try_lock
+from transformer_jax.files import exclusive, try_lock
 from transformer_jax.remote import lease
 from transformer_jax.remote.buckets import Bucket
 from transformer_jax.remote.copies import (
@@ -18,6 +18,7 @@ from transformer_jax.remote.copies import (
     live_paths,
     machine,
     mark_live,
+    refresh,
     state_file,
 )
 from transformer_jax.remote.lease import Lease, lease_seconds
@@ -53,6 +54,26 @@ def training(folder: Path) -> Iterator[None]:
                     yield
             finally:
                 del _sessions[folder]
+
+
+@contextlib.contextmanager
+def planning(folder: Path) -> Iterator[None]:
+    """Hold the lease of a sweep in a bucket, and refresh its copy, so that its plan can change.
+
+    If another machine holds the lease, wait until it is released or expires. For a local sweep, do
+    nothing.
+
+    Raises:
+        StorageError: the bucket cannot be read or written.
+    """
+    url = find_url(folder)
+    if url is None:
+        yield
+        return
+    # All processes on this machine can take over its lease, so they also need a lock.
+    with exclusive(state_file(folder, "plan")), Lease(url, machine()):
+        refresh(folder)
+        yield
 
 
 def check_shared(folder: Path) -> None:

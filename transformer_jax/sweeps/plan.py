@@ -34,6 +34,7 @@ from transformer_jax.files import (
 )
 from transformer_jax.registry import check_registered, describe_foreign
 from transformer_jax.remote.copies import uploading
+from transformer_jax.remote.session import planning
 
 MAX_SEEDS = 10_000
 # Increase this number when the format of sweep.json changes.
@@ -163,12 +164,13 @@ class Sweep:
 
     def store(self) -> None:
         """Write the plan to the sweep's folder, merging it into any existing plan."""
-        if _is_free(self.path):
-            with storage_errors(f"{self.path} cannot be written"):
-                self.path.mkdir(parents=True, exist_ok=True)
-        # Another command may add rows at the same time.
-        with lock_folder(self.path if self.path.is_dir() else self.path.parent, waits=True):
-            self._merge()
+        # Another command, which can be on another machine, may add rows at the same time.
+        with planning(self.path):
+            if _is_free(self.path):
+                with storage_errors(f"{self.path} cannot be written"):
+                    self.path.mkdir(parents=True, exist_ok=True)
+            with lock_folder(self.path if self.path.is_dir() else self.path.parent, waits=True):
+                self._merge()
 
     def _merge(self) -> None:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning

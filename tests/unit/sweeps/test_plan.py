@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bucket_servers import BucketServer
 from example_configs import SMALL
 
 from transformer_jax import registry
@@ -16,6 +17,7 @@ from transformer_jax.config.rows import with_control
 from transformer_jax.console import format_for_shell
 from transformer_jax.errors import ConfigError, StorageError, UsageError
 from transformer_jax.files import read_json, write_json
+from transformer_jax.remote.copies import local_path
 from transformer_jax.sweeps.plan import FORMAT, Origin, Sweep, Tuning, choose_folder, plan_sweep
 
 BASE = SMALL.change(data={"max_batch_shapes": 2})
@@ -160,6 +162,23 @@ def test_rows_that_several_commands_add_at_once_are_all_kept(tmp_path: Path) -> 
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(add, names))
     assert set(Sweep.open(tmp_path / "s").rows) == {"base", *names}
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_rows_that_two_machines_add_at_once_to_a_sweep_in_a_bucket_are_all_kept(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = server.url("sweep")
+    plans: list[Sweep] = []
+    for name in ("E", "F"):
+        monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / name))
+        # Neither machine sees the rows of the other one yet.
+        plans.append(plan_sweep(local_path(url), {"base": ROWS["base"], name: ROWS["E"]}, 1))
+    for name, plan in zip(("E", "F"), plans, strict=True):
+        monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / name))
+        plan.store()
+    assert set(Sweep.open(plans[-1].path).rows) == {"base", "E", "F"}
+    assert any("lease/1.json" in x for x in server.weather.writes)
 
 
 def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:
