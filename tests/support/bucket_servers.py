@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import http.server
 import random
+import re
 import socket
 import threading
 import urllib.request
@@ -21,6 +22,8 @@ CREDENTIALS = {
     "NO_PROXY": "*",
 }
 
+FORBIDDEN = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
 
 @dataclass
 class Weather:
@@ -32,6 +35,8 @@ class Weather:
     """The probability that a request is forwarded, but its response is lost."""
     corrupt: float = 0.0
     """The probability that one bit of the body of a response to GET is flipped."""
+    forbidden: str = "never"
+    """A pattern. Requests whose methods and paths match it are not permitted."""
     allowed_writes: float = float("inf")
     """The number of further PUT, POST, and DELETE requests before `is_down` becomes true."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -102,6 +107,12 @@ def _proxy(port: int, weather: Weather) -> Iterator[int]:
                 weather.is_down |= weather.allowed_writes < 0
             if weather.is_down:
                 self.close_connection = True
+                return
+            if re.match(weather.forbidden, f"{self.command} {self.path}"):
+                self.send_response(403)
+                self.send_header("Content-Length", str(len(FORBIDDEN)))
+                self.end_headers()
+                self.wfile.write(FORBIDDEN)
                 return
             upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             headers = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}

@@ -71,6 +71,27 @@ def test_missing_credentials_are_reported(
         Bucket(server.url("a")).list()
 
 
+@pytest.mark.parametrize(
+    ("forbidden", "verb"),
+    [("PUT|POST", "written"), ("DELETE", "changed"), (r"GET .*(list-type|/o\?)", "listed")],
+)
+def test_a_missing_permission_is_reported(server: BucketServer, forbidden: str, verb: str) -> None:
+    bucket = Bucket(server.url("a"))
+    bucket.write("x", b"1")
+    server.weather.forbidden = forbidden
+    request = {
+        "written": lambda: bucket.write("x", b"2"),
+        "changed": lambda: bucket.delete("x"),
+        "listed": bucket.list,
+    }[verb]
+    problem = f"{server.url('a')} could not be {verb}: no permission"
+    with pytest.raises(StorageError, match=problem) as caught:
+        request()
+    assert caught.value.exit_code == 74
+    assert "\n" not in str(caught.value)
+    assert bucket.read("x") == b"1"
+
+
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_requests_are_repeated_until_the_network_returns(
     server: BucketServer, monkeypatch: pytest.MonkeyPatch

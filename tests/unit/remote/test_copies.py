@@ -51,6 +51,8 @@ def test_another_machine_sees_the_run_and_downloads_only_the_arrays_that_it_read
     url = server.url("sweeps/run")
     write_run(local_path(url), {4: 9.0, 8: 8.0})
     move(monkeypatch, tmp_path / "other")
+    # Reading needs no permission to write.
+    server.weather.forbidden = "PUT|POST|DELETE"
     path = local_path(url)
     assert find_url(path) == url
     assert (path / "metrics.jsonl").read_text() == "4\n8\n"
@@ -60,6 +62,8 @@ def test_another_machine_sees_the_run_and_downloads_only_the_arrays_that_it_read
     before = len(server.weather.reads)
     assert value_of(local_path(url), 8) == 8
     assert not any("params" in x for x in server.weather.reads[before:] if "list-type" not in x)
+    with pytest.raises(StorageError, match="written: no permission"), training(path):
+        pytest.fail("the run is not trained")
 
 
 def test_a_run_continues_on_another_machine_without_copying_older_arrays(
