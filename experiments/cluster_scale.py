@@ -1,6 +1,6 @@
 """Measure the traffic between the processes of a run, and its requests to a bucket.
 
-    python -m experiments.cluster_scale traffic 2 4 8  # needs root, 5 min
+    python -m experiments.cluster_scale traffic 2 4 8 16  # needs root, 10 min
     python -m experiments.cluster_scale requests  # 2 min
     python -m experiments.cluster_scale files RUN
 
