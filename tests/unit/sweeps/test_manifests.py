@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from processes import run_python
@@ -30,14 +31,7 @@ KUBERNETES = Cluster(
     node_selector=("cloud.google.com/gke-accelerator=nvidia-h100-80gb",),
     max_parallel=2,
 )
-# The fields of JobSet v1alpha2 that contain a job's template (jobset.x-k8s.io_jobsets.yaml of
-# release 0.8). The template is a JobTemplateSpec of Kubernetes.
-JOB_SET = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str},
-    "spec": {"replicatedJobs": [{"name": str, "replicas": int, "template": dict}]},
-}
+NUMBER, TEXT, ANY = ({"type": x} for x in ("integer", "string", "object"))
 READ_SKYPILOT = """
 import sys, sky, json
 task = sky.Task.from_yaml(sys.argv[1])
@@ -53,15 +47,38 @@ def manifest(
     return format_manifest(launcher, URL, runs, cluster, 60.0, FILE, imports)
 
 
-def has_schema(content: Any, schema: Any) -> bool:
-    """Return whether a value has all fields of a schema and no others."""
-    if isinstance(schema, dict):
-        return schema.keys() == content.keys() and all(
-            has_schema(content[key], schema[key]) for key in schema
-        )
-    if isinstance(schema, list):
-        return isinstance(content, list) and all(has_schema(x, schema[0]) for x in content)
-    return isinstance(content, schema)
+def fields(required: str = "", **schemas: object) -> object:
+    """Return the schema of an object with only these fields."""
+    names = {"required": required.split(), "additionalProperties": False}
+    return {"type": "object", "properties": schemas, **names}
+
+
+def items(schema: object) -> object:
+    return {"type": "array", "items": schema}
+
+
+def job_set_schema() -> object:
+    """Return the fields of JobSet v1alpha2 that manifests use, without the template of the pods.
+
+    The types and the required fields are those in jobset.x-k8s.io_jobsets.yaml at commit 01078527
+    of kubernetes-sigs/jobset.
+    """
+    codes = fields("operator values", containerName=TEXT, operator=TEXT, values=items(NUMBER))
+    conditions = items(fields("status type", status=TEXT, type=TEXT))
+    rule = fields("action", action=TEXT, onExitCodes=codes, onPodConditions=conditions)
+    limits = dict.fromkeys(("backoffLimitPerIndex", "maxFailedIndexes"), NUMBER)
+    job = fields(
+        "template",
+        completionMode=TEXT,
+        completions=NUMBER,
+        parallelism=NUMBER,
+        podFailurePolicy=fields("rules", rules=items(rule)),
+        template=ANY,
+        **limits,
+    )
+    replicated = fields("name template", name=TEXT, replicas=NUMBER, template=fields(spec=job))
+    spec = fields(replicatedJobs=items(replicated))
+    return fields(apiVersion=TEXT, kind=TEXT, metadata=ANY, spec=spec)
 
 
 def unnamed_fields(content: Any) -> Iterator[object]:
@@ -141,10 +158,13 @@ def test_the_jobs_import_the_files_of_a_sweep() -> None:
 
 def test_a_job_set_has_the_fields_of_the_published_schema() -> None:
     content = yaml.safe_load(manifest("kubernetes", KUBERNETES))
-    assert has_schema(content, JOB_SET)
+    jsonschema.validate(content, job_set_schema())
     assert (content["apiVersion"], content["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     # A name in Kubernetes.
     assert content["metadata"]["name"] == "table-3"
+    content["spec"]["replicatedJobs"][0]["replica"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(content, job_set_schema())
 
 
 def test_the_job_of_a_job_set_consists_of_fields_that_kubernetes_knows() -> None:
