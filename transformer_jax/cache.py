@@ -4,8 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from transformer_jax.errors import StorageError, storage_errors
-from transformer_jax.files import local_path
+from transformer_jax.errors import StorageError, UsageError, storage_errors
+from transformer_jax.files import URL, local_path
 
 
 def cache_folder(name: str) -> Path:
@@ -17,6 +17,11 @@ def cache_folder(name: str) -> Path:
     temporary directory.
     """
     if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
+        if URL.match(root):
+            raise UsageError(
+                f"TRANSFORMER_JAX_CACHE is {root}, but the cache must be a local folder: omit the "
+                f"variable, and copy {root} to ~/.cache/transformer_jax before the command"
+            )
         return _make_directory(local_path(root) / name)
     home = local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = home / "transformer_jax" / name

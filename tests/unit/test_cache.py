@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transformer_jax.cache import cache_folder
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, UsageError
 
 
 def test_the_cache_is_in_the_folder_of_the_environment_variable(
@@ -16,6 +16,15 @@ def test_the_cache_is_in_the_folder_of_the_environment_variable(
     monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "mine"))
     assert cache_folder("x") == tmp_path / "mine" / "x"
     assert (tmp_path / "mine" / "x").is_dir()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/cache", "gs://bucket"])
+def test_a_cache_in_a_bucket_is_rejected_with_what_to_do_instead(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", url)
+    with pytest.raises(UsageError, match=f"copy {url} to ~/.cache/transformer_jax"):
+        cache_folder("x")
 
 
 def test_a_cache_folder_of_the_user_that_cannot_be_created_is_an_error(
