@@ -99,29 +99,31 @@ def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_o
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_the_jobs_of_a_manifest_train_a_sweep_in_a_bucket_and_survive_a_lost_machine(
+def test_the_jobs_of_manifests_tune_and_train_a_sweep_in_a_bucket_and_survive_a_lost_machine(
     scheme: str, tmp_path: Path
 ) -> None:
     planner, lost, other = (tmp_path / x for x in ("planner", "lost", "other"))
     launcher = ("--launcher", "kubernetes", "--cluster.image", "image")
+    tune = ("--tune", "train.learning_rate_scale", "0.5", "1")
     with serve_bucket(scheme) as server:
         url = server.url("demo")
-        plan = ("sweep", "tiny", "--seeds", "2", *SIZES, "--out", url, *launcher)
+        plan = ("sweep", "tiny", "--seeds", "1", *SIZES, "--out", url, *launcher, *tune)
         file = tmp_path / "demo.kubernetes.yaml"
         # Notes precede the file.
         _, comment, text = run(server, planner, *plan, "--dry-run", cwd=tmp_path).partition("# k")
         assert yaml.safe_load(comment + text)["kind"] == "JobSet"
         assert not file.exists()
         output = run(server, planner, *plan, cwd=tmp_path)
-        assert "2 runs in demo.kubernetes.yaml" in output
-        content = yaml.safe_load(file.read_text("utf-8"))
-        job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
-        [container] = job["template"]["spec"]["containers"]
-        variables = {x["name"]: x["value"] for x in container["env"]}
-        # Both pods run on this machine, which is named "python", but with separate caches.
-        variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        assert "runs in demo.kubernetes.yaml: 2" in output
+        assert "when the trials have ended, repeat this command to train the rows" in output
 
         def start_pod(cache: Path, index: int) -> subprocess.Popen[str]:
+            content = yaml.safe_load(file.read_text("utf-8"))
+            job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
+            [container] = job["template"]["spec"]["containers"]
+            variables = {x["name"]: x["value"] for x in container["env"]}
+            # Both pods run on this machine, which is named "python", but with separate caches.
+            variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             words = container["command"]
             index_variable = {"JOB_COMPLETION_INDEX": str(index)}
             return start(server, cache, words=words, cwd=tmp_path, **variables, **index_variable)
@@ -131,14 +133,21 @@ def test_the_jobs_of_a_manifest_train_a_sweep_in_a_bucket_and_survive_a_lost_mac
                 assert process.poll() is None
                 time.sleep(0.1)
             os.killpg(process.pid, signal.SIGKILL)
-        assert "1 queued" in run(server, planner, "status", url, cwd=tmp_path)
-        for index in (0, 1):
+        assert "1 stopped, 2 queued" in run(server, planner, "status", url, cwd=tmp_path)
+
+        def run_pod(index: int) -> None:
             with start_pod(other, index) as process:
                 assert process.stdout is not None
                 output = process.stdout.read()
             assert process.returncode == 0, output
             assert "resumed" in output or "step 20" in output, output
-        assert "2 done" in run(server, planner, "status", url, cwd=tmp_path)
+
+        # The two trials.
+        run_pod(0)
+        run_pod(1)
+        assert "runs in demo.kubernetes.yaml: 1" in run(server, planner, *plan, cwd=tmp_path)
+        run_pod(0)
+        assert "3 done" in run(server, planner, "status", url, cwd=tmp_path)
         assert "tiny" in run(server, planner, "report", url, cwd=tmp_path)
         output = run(server, planner, *plan, cwd=tmp_path, code=2)
         assert "there is nothing to start" in output

@@ -17,7 +17,7 @@ import pytest
 # stream, so import it before pytest replaces standard error for a test.
 import submitit  # noqa: F401
 from example_configs import SMALL
-from run_files import set_status
+from run_files import set_status, write_results
 
 from transformer_jax.cli import main
 from transformer_jax.config import Row
@@ -133,6 +133,30 @@ def test_a_single_run_without_a_gpu_is_a_plain_job(
     assert "signal=USR2@30\n" in script
     assert statuses()["base/seed-0"].job == "70"
     assert "submitted job 70 (1 task)" in capsys.readouterr().out
+
+
+def test_the_rows_are_submitted_after_their_trials(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = ("--seeds", "1", "--tune", "train.learning_rate_scale", "0.5", "1")
+    assert submit_sweep(*tune) == 0
+    out = capsys.readouterr().out
+    assert "submitted array 70 (4 tasks, 8 at a time)" in out
+    assert "when the trials have ended, repeat this command to train the rows" in out
+    trials = Sweep.open(Path("sweeps/mine")).trials
+    perplexities = {"base/0.5": 5.0, "base/1.0": 4.0, "B/0.5": 4.0, "B/1.0": 5.0}
+    for run in trials:
+        name = run.name.removeprefix("tune/").rpartition("/")[0]
+        write_results(run, perplexities[name], 5, splits=["dev"])
+        set_status(run, "done", finished=["train", "dev"])
+    assert submit_sweep(*tune) == 0
+    out = capsys.readouterr().out
+    assert "submitted array 71 (2 tasks, 8 at a time)" in out
+    assert "trials" not in out
+    rates = {x.run.row: x.run.config.train.learning_rate_scale for x in statuses().values()}
+    assert rates == {"base": 1.0, "B": 0.5}
+    assert {x.job for x in statuses().values()} == {"71_0", "71_1"}
+    assert len(submissions(cluster)) == 2
 
 
 def test_only_runs_that_slurm_has_dropped_are_submitted_again(

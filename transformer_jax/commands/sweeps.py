@@ -1,6 +1,7 @@
 """The `sweep` command, which trains the rows in an ablation."""
 
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,8 +207,6 @@ class Sweep(ConfigCommand):
         """Store a sweep in a bucket, and write the file that starts its unfinished runs."""
         from transformer_jax.sweeps import manifests, status
 
-        if sweep.trials:
-            raise UsageError(f"--tune needs --launcher local or slurm, not {launcher}")
         imports = loading.import_arguments()[1::2]
         if outside := [name for name in imports if Path(name).is_absolute()]:
             raise UsageError(
@@ -219,27 +218,50 @@ class Sweep(ConfigCommand):
 
             check_importable(sweep)
             sweep.store()
+        part = self._choose_part(sweep)
         wanted = [
             run.name
-            for run in sweep.runs
+            for run in part.runs
             if status.read_status(run).needs_worker(retry_failed=self.retry_failed)
         ]
         file = Path(f"{sweep.path.name}.{launcher}.yaml")
         text = manifests.format_manifest(
-            launcher, url, wanted, self.cluster, self.step_timeout, file.name, imports
+            launcher,
+            url,
+            wanted,
+            self.cluster,
+            self.step_timeout,
+            file.name,
+            imports,
+            suffix=time.strftime("-%m%d%H%M%S"),
         )
         if self.dry_run:
             stdout.out(text, end="", highlight=False)
             return
         write_text(file, text)
         stdout.print(
-            f"{len(wanted)} runs in {file}; its first lines contain the command that starts them"
+            f"runs in {file}: {len(wanted)}; its first lines contain the command that starts them"
         )
+        _explain_trials(part)
         stdout.print(f"next: {shell_command('status', sweep.path)}")
+
+    def _choose_part(self, sweep: "plan.Sweep") -> "plan.Sweep":
+        """Return the part of a sweep whose runs can start: the open trials or, without any, all.
+
+        First choose a value for each row whose trials have ended.
+        """
+        from transformer_jax.sweeps.tuning import choose_values, open_trials
+
+        if open_trials(sweep).runs:
+            sweep = choose_values(sweep, retry_failed=self.retry_failed)
+            if not self.dry_run:
+                sweep.store()
+        trials = open_trials(sweep)
+        return trials if trials.runs else sweep
 
     def _submit(self, sweep: "plan.Sweep") -> None:
         from transformer_jax.sweeps import slurm
-        from transformer_jax.sweeps.tuning import choose_values, open_trials
+        from transformer_jax.sweeps.tuning import open_trials
 
         parallel = f"{self.slurm.max_parallel} at a time"
         if self.dry_run:
@@ -262,15 +284,8 @@ class Sweep(ConfigCommand):
         retry, timeout = self.retry_failed, self.step_timeout
         if open_trials(sweep).runs:
             slurm.reconcile(open_trials(sweep))
-            sweep = choose_values(sweep, retry_failed=retry)
-            sweep.store()
-        trials = open_trials(sweep)
-        jobs = slurm.submit(
-            trials if trials.runs else sweep,
-            self.slurm,
-            retry_failed=retry,
-            step_timeout=timeout,
-        )
+        part = self._choose_part(sweep)
+        jobs = slurm.submit(part, self.slurm, retry_failed=retry, step_timeout=timeout)
         if not jobs:
             stdout.print("nothing to submit: all unfinished runs are pending, running, or failed")
             Status(str(sweep.path)).run()
@@ -279,9 +294,13 @@ class Sweep(ConfigCommand):
         array = f"array {number} ({len(jobs)} tasks, {parallel})"
         submitted = array if is_array else f"job {number} (1 task)"
         stdout.print(f"submitted {submitted}; you can close this terminal")
-        if trials.runs:
-            stdout.print("when the trials have ended, repeat this command to train the rows")
+        _explain_trials(part)
         stdout.print(f"next: {shell_command('status', sweep.path)}")
+
+
+def _explain_trials(part: "plan.Sweep") -> None:
+    if any(run.is_trial for run in part.runs):
+        stdout.print("when the trials have ended, repeat this command to train the rows")
 
 
 def _describe_size(sweep: "plan.Sweep") -> str:

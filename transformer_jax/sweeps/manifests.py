@@ -40,11 +40,13 @@ def format_manifest(
     step_timeout: float,
     file: str,
     imports: Sequence[str] = (),
+    suffix: str = "",
 ) -> str:
     """Return a YAML file that starts these runs of the sweep at `url`.
 
     The first lines of the file, which are comments, contain the command that uses the file. Each
     run imports the files `imports`, whose paths are relative to the working directory of its job.
+    The name of a JobSet ends with `suffix`, because Kubernetes does not change an existing JobSet.
 
     Raises:
         UsageError: an option that the launcher needs is missing, or there is no run.
@@ -54,7 +56,8 @@ def format_manifest(
     worker = f"exec python -m transformer_jax.sweeps.worker {shlex.quote(url)}"
     name = re.sub("[^a-z0-9]+", "-", url.rpartition("/")[2].lower()).strip("-")
     # In Kubernetes, a name starts with a letter, and the names of pods are longer.
-    name = (name if name[:1].isalpha() else f"sweep-{name}")[:MAX_NAME_LENGTH].strip("-")
+    name = name if name[:1].isalpha() else f"sweep-{name}"
+    name = name[: MAX_NAME_LENGTH - len(suffix)].strip("-")
     if launcher == "skypilot":
         options = f"--yes --detach-run --env RUN=$run --name {name}-$(echo $run | sed 's,[/+],-,g')"
         commands = [
@@ -68,7 +71,7 @@ def format_manifest(
         commands = [f"kubectl apply --filename {shlex.quote(file)}"]
         script = f'set -- {" ".join(runs)}\nshift "$JOB_COMPLETION_INDEX"\n'
         script += f'{worker} "$1" {step_timeout:g}\n'
-        content = _kubernetes(name, cluster, len(runs), script, imports)
+        content = _kubernetes(f"{name}{suffix}", cluster, len(runs), script, imports)
     comments = "".join(f"# {line}\n" for line in commands)
     return comments + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
 

@@ -197,6 +197,10 @@ def test_a_sweep_with_any_name_has_a_name_that_the_cluster_accepts(
     content = yaml.safe_load(format_manifest(launcher, url, RUNS, cluster, 60.0, FILE))
     given = content["name"] if launcher == "skypilot" else content["metadata"]["name"]
     assert given == name
+    if launcher == "kubernetes":
+        text = format_manifest(launcher, url, RUNS, cluster, 60.0, FILE, suffix="-1127050102")
+        given = yaml.safe_load(text)["metadata"]["name"]
+        assert given == f"{name[:29]}-1127050102"
     # RFC 1035. SkyPilot accepts more names.
     assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", given)
     assert len(f"{given}-runs-0-9999-abcde") <= 63
