@@ -101,7 +101,7 @@ def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
         known = ", ".join(sorted(_parts))
         raise ConfigError(f"{field} is not a config field that selects parts (these are: {known})")
     if not NAME.fullmatch(name):
-        rule = "start with a letter and contain only lower-case letters, digits, and underscores"
+        rule = "start with a letter and contain only lowercase letters, digits, and underscores"
         raise ConfigError(f"the name of a part of {field} must {rule}, got {name!r}")
     is_foreign = file is None or not file.is_relative_to(PACKAGE)
     old = parts.get(name)
@@ -115,6 +115,13 @@ def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
         raise ConfigError(f"{field} {name!r} is already registered by {place}: choose another name")
 
     def add(value: T) -> T:
+        # Flax modules are dataclasses.
+        fields = getattr(value, "__dataclass_fields__", None) if isinstance(value, type) else None
+        if field.startswith("model.") and fields is not None and "config" not in fields:
+            raise ConfigError(
+                f"the class of {field} {name!r} has no field named config: add "
+                "`config: transformer_jax.ModelConfig`"
+            )
         parts[name] = Part(value, is_foreign, file, line, code)
         if file is not None and is_foreign:
             # Compute the digest now, because the file may change while this process runs.

@@ -115,6 +115,7 @@ ELSEWHERE = {
     "commands/arguments.py:_missing": "The words are placeholders.",
     "commands/help.py:print_help": "test_the_example_in_the_help_can_be_executed",
     "commands/sweeps.py:Sweep.run": "test_the_commands_of_a_sweep_can_be_executed",
+    "commands/sweeps.py:Sweep._launch": "test_the_commands_of_a_sweep_can_be_executed",
     "commands/sweeps.py:Sweep._submit": "test_the_commands_of_a_sweep_can_be_executed",
     "commands/sweeps.py:Sweep._write_manifest": "test_buckets, because it needs a bucket",
     "distributed/rendezvous.py:ProcessSpec.handshake": "This is not a command.",
@@ -295,7 +296,8 @@ def test_the_commands_of_a_sweep_can_be_executed(
     environment = {**os.environ, **job, **numbers}
     subprocess.run(["bash", "submitted.sh"], check=True, env=environment, capture_output=True)
     assert "1 done" in run(*status)
-    run("report", "sweeps/mine")
+    [report] = printed_commands(run(*words[:4]))
+    run(*report)
     commands = set(map(tuple, printed_commands(read("sweeps/mine/report/*.*"))))
     assert {command[0] for command in commands} == {"evaluate", "report", "sweep"}
     for command in sorted(commands):

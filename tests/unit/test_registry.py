@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flax import linen as nn
 
 import transformer_jax
 from transformer_jax import Config, ConfigError, UsageError, registry
@@ -174,6 +175,14 @@ def test_every_field_that_selects_a_part_has_a_registry() -> None:
     fields = {field for field, _, _ in PART_FIELDS}
     # This field selects several parts.
     assert {*fields, "train.trackers"} == set(registry._parts)
+
+
+def test_a_module_without_a_config_is_rejected_when_it_is_registered() -> None:
+    class Plain(nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match=r"^the class of model.norm 'plain' has no field named c"):
+        transformer_jax.register("model.norm", "plain")(Plain)
 
 
 SWEEP_FILE = """

@@ -202,6 +202,7 @@ class Sweep(ConfigCommand):
             sweep, self.devices, retry_failed=retry, step_timeout=timeout, **options
         )
         print_statuses(statuses)
+        stdout.print(f"next: {shell_command('report', sweep.path)}")
 
     def _write_manifest(self, sweep: "plan.Sweep", launcher: str, url: str) -> None:
         """Store a sweep in a bucket, and write the file that starts its unfinished runs."""
@@ -308,6 +309,11 @@ def _describe_size(sweep: "plan.Sweep") -> str:
     return f"{len(sweep.trials)} trials, then {size}" if sweep.trials else size
 
 
+def _format_limit(seconds: float) -> str:
+    duration = format_duration(seconds)
+    return duration if duration.startswith("less") else f"up to about {duration}"
+
+
 def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool) -> None:
     from transformer_jax.sweeps import estimates
 
@@ -316,7 +322,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool)
     remaining = estimates.remaining_runs(sweep, retry_failed=retry_failed)
     total = sum(seconds[name] * runs for name, runs in remaining.items()) / num_slots
     stdout.print(
-        f"up to about {format_duration(total)} of training for the remaining "
+        f"{_format_limit(total)} of training for the remaining "
         f"{sum(remaining.values()):.3g} of {len(sweep.runs)} runs, if it reaches "
         f"{estimates.ASSUMED_UTILIZATION:.0%} of this machine's current peak; padding and short "
         "targets reduce the time, and scoring adds to it"
@@ -340,10 +346,10 @@ def _print_disk_space(
     from transformer_jax.sweeps.estimates import estimate_bytes, remaining_runs
 
     gigabytes = {name: estimate_bytes(row.config) / 1e9 for name, row in sweep.rows.items()}
-    times = {name: format_duration(seconds[name]) for name in gigabytes} if seconds else {}
+    times = {name: _format_limit(seconds[name]) for name in gigabytes} if seconds else {}
     width, time_width = (max(map(len, x), default=0) for x in (gigabytes, times.values()))
     for name, size in gigabytes.items():
-        time = f"up to {times[name]:>{time_width}} and " if times else ""
+        time = f"{times[name]:>{time_width}} and " if times else ""
         stdout.print(f"  {name:{width}}  {time}about {size:5.2f} GB per run")
     parent = next(path for path in sweep.path.absolute().parents if path.exists())
     free = shutil.disk_usage(parent).free / 1e9

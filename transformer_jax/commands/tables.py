@@ -194,17 +194,16 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -> None:
-    """Print each row's parameter count next to the count in the paper."""
-    table = _table("row", "parameters", "to base", "paper, M", "to base", first_number=1)
+    """Print each row's parameter count next to the count in the paper, if any row has one."""
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters
+    has_paper = any(row.paper.parameters for row in rows.values())
+    columns = ("paper, M", f"to {base}") if has_paper else ()
+    table = _table("row", "parameters", f"to {base}", *columns, first_number=1)
     for name, row in rows.items():
-        paper = row.paper.parameters
-        table.add_row(
-            name,
-            f"{totals[name]:,}",
-            f"{(totals[name] - totals[base]) / 1e6:+.2f} M",
-            f"{paper:g}" if paper else "",
-            f"{paper - base_paper:+g}" if paper and base_paper else "",
-        )
+        paper, difference = row.paper.parameters, totals[name] - totals[base]
+        cells = [f"{paper:g}" if paper else ""]
+        cells.append(f"{paper - base_paper:+g}" if paper and base_paper else "")
+        to_base = f"{difference / 1e6:+.2f} M" if has_paper else f"{difference:+,}"
+        table.add_row(name, f"{totals[name]:,}", to_base, *(cells if has_paper else ()))
     show_table(table)

@@ -75,6 +75,12 @@ def answer(results: Results, name: str) -> str:
         if comparison.difference is not None:
             parts.append(f"{_judge(comparison, score)} in {label} ({_describe(comparison, score)})")
     if not parts:
+        for row in (results.rows[name], results.base):
+            if row.failed and not row.find("perplexity", "dev"):
+                return (
+                    f"not compared, because no run of {row.name} has a lower perplexity than a "
+                    "unigram model. Train for more steps, or with other settings."
+                )
         return "not compared, because it has no scores."
     sentence = f"{'; '.join(parts)}."
     sentence = f"{sentence[0].upper()}{sentence[1:]}"

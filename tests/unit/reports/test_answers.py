@@ -117,6 +117,8 @@ def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None
     empty = replace(results.rows["worse"], scores={})
     nothing = replace(results, rows={**results.rows, "worse": empty})
     assert answer(nothing, "worse") == "not compared, because it has no scores."
+    failed = replace(results, rows={**results.rows, "worse": replace(empty, failed={0: 900.0})})
+    assert answer(failed, "worse").startswith("not compared, because no run of worse has a lower ")
 
 
 @pytest.mark.parametrize("paper", [Paper(), Paper(5.0)])
