@@ -41,7 +41,7 @@ def torch_and_device() -> tuple[ModuleType, str]:
 
 
 def facts(torch: ModuleType, device: str, library: str) -> dict[str, Any]:
-    """Return details about a library and the device."""
+    """Return the names of a library, the platform, and the device."""
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"library": library, "platform": device, "device": name}
 

@@ -32,7 +32,7 @@ from transformer_jax.training.flops import peak_flops
 
 
 def describe_device(dtype: str, **more: object) -> dict[str, Any]:
-    """Return details about JAX and the device."""
+    """Return the version of JAX, the devices, and their peak FLOP/s for a data type."""
     [first, *_] = jax.local_devices()
     return {
         "library": f"jax {jax.__version__}",

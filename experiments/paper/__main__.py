@@ -119,7 +119,7 @@ class Paper(PathCommand):
         if needing_train and not self.train:
             raise UsageError(f"--{next(iter(needing_train))} needs --train")
         if self.train and self.dry_run:
-            raise UsageError("--train and --dry-run exclude each other")
+            raise UsageError("--train and --dry-run cannot be combined")
         if min(self.steps, self.seeds) < 1:
             raise UsageError("--steps and --seeds must be positive")
 

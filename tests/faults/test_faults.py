@@ -341,7 +341,7 @@ def test_a_killed_group_of_runs_resumes_in_the_same_bits(tmp_path: Path) -> None
         assert RunFolder.open(run.path).group == 3
 
 
-def digests_of(path: Path) -> dict[str, bytes]:
+def contents_of(path: Path) -> dict[str, bytes]:
     """Return the contents of a run's files, except for evaluations and the lock."""
     files = (x for x in sorted(path.rglob("*")) if x.is_file() and x.name != "lock")
     contents = {str(x.relative_to(path)): x.read_bytes() for x in files}
@@ -366,7 +366,7 @@ def test_a_killed_reader_leaves_the_run_intact_and_succeeds_afterward(
     path = trainer.folder / f"read-by-{command[0]}"
     shutil.copytree(undisturbed, path)
     shutil.rmtree(path / "evaluations", ignore_errors=True)
-    before = digests_of(path)
+    before = contents_of(path)
     out = trainer.folder / f"written-by-{command[0]}"
     name, *options = (str(out) if word == "OUT" else word for word in command)
     rng = random.Random(name)
@@ -375,12 +375,12 @@ def test_a_killed_reader_leaves_the_run_intact_and_succeeds_afterward(
         time.sleep(rng.uniform(0, 3))
         os.kill(pid, signal.SIGKILL)
         trainer.wait(pid)
-        assert digests_of(path) == before
+        assert contents_of(path) == before
         # A folder that exists is complete: the command writes it elsewhere and renames it.
         if out.exists():
             assert (out / "run.json").exists()
             shutil.rmtree(out)
     assert main([name, str(path), *options]) == 0
-    assert digests_of(path) == before
+    assert contents_of(path) == before
     for folder in (path, out):
         shutil.rmtree(folder, ignore_errors=True)

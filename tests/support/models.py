@@ -71,7 +71,7 @@ def norm_params(norm: Any) -> dict[str, Array]:
 
 
 def attention_params(attention: Any, config: ModelConfig) -> dict[str, dict[str, Array]]:
-    """Return the parameters of a `torch.nn.MultiheadAttention` with this package's names."""
+    """Return the parameters of a `torch.nn.MultiheadAttention` under the names of this package."""
     heads = config.num_heads
     params: dict[str, dict[str, Array]] = {}
     matrices = np.split(as_array(attention.in_proj_weight), 3)

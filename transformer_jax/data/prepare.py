@@ -48,12 +48,15 @@ class Prepared(NamedTuple):
         return self.report["fingerprint"]
 
     def tokens(self, split: Split) -> tuple[Ragged, Ragged]:
-        """Return the source and target tokens of a split that `report` lists, as memory maps."""
+        """Return the source and target tokens of a split, as memory maps.
+
+        `report` must list the split.
+        """
         source = read_tokens(self.folder, split, "source", self.vocabulary.source)
         return source, read_tokens(self.folder, split, "target", self.vocabulary.target)
 
     def lines(self, split: Split) -> tuple[list[str], list[str]]:
-        """Return the source and target lines in a dev or test split that `report` lists."""
+        """Return the source and target lines of the dev or test split, which `report` must list."""
         paths = (self.folder / f"{split}.{side}.txt" for side in SIDES)
         # Only "\n" ends a line; `splitlines` would also split at other characters, such as U+2028.
         source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)

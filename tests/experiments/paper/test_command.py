@@ -65,7 +65,7 @@ def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[
         (["--dry-run"], "--dry-run applies only to table2"),
         (["--train"], "--train applies only to table2"),
         (["table2", "--steps", "9"], "--steps needs --train"),
-        (["table2", "--train", "--dry-run"], "--train and --dry-run exclude each other"),
+        (["table2", "--train", "--dry-run"], "--train and --dry-run cannot be combined"),
         (["table2", "--train", "--seeds", "0"], "--steps and --seeds must be positive"),
         (["scorespeed", "--widths", "0"], "--lengths and --widths must be positive"),
         (

@@ -21,7 +21,7 @@ def check_test_exists(test: str) -> None:
 
 
 def check_command(command: str) -> None:
-    """Parse a command in the same way as `transformer-jax` or this study, and load its configs.
+    """Parse a command as `transformer-jax` or `experiments.paper` does, and load its configs.
 
     If the command runs pytest, check that its test exists.
     """
