@@ -8,7 +8,6 @@ requested again. If a server does not answer, requests are repeated for `RETRY_V
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import os
 import random
@@ -158,10 +157,6 @@ class Bucket:
 
         self._attempt(write, "written")
 
-    def write_json(self, name: str, content: object, *, is_new: bool = False) -> None:
-        """Create or replace an object that contains JSON. See `write` for the errors."""
-        self.write(name, json.dumps(content).encode(), is_new=is_new)
-
     def delete(self, name: str) -> None:
         """Delete an object. If it does not exist, do nothing."""
 
@@ -293,12 +288,3 @@ def _breaks_multipart(content: bytes | Path) -> bool:
             return False
         content = content.read_bytes()
     return content.endswith(b"\r") or b"--==0==" in content
-
-
-def parse_json(content: bytes | None) -> dict[str, Any]:
-    """Return the JSON object that an object in a bucket contains, or {} if the JSON is invalid."""
-    try:
-        parsed = json.loads(content or b"")
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}

@@ -6,6 +6,7 @@ process creates the next lease.
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from typing import Self
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import JsonObject
 from transformer_jax.progress import note
-from transformer_jax.remote.buckets import Bucket, PreconditionError, parse_json
+from transformer_jax.remote.buckets import Bucket, PreconditionError
 
 FOLDER = "lease"
 # The name of a lease in a folder.
@@ -111,7 +112,11 @@ class Lease:
         return [int(stem) for stem in stems if stem.isdecimal() and len(stem) < 10]
 
     def _read(self, number: int) -> JsonObject:
-        return parse_json(self._bucket.read(f"{number}.json"))
+        """Return a lease, or {} if it does not exist or is not valid JSON."""
+        with contextlib.suppress(ValueError):
+            lease = json.loads(self._bucket.read(f"{number}.json") or b"")
+            return lease if isinstance(lease, dict) else {}
+        return {}
 
     def _write(self, *, is_new: bool = False, is_released: bool = False) -> None:
         content = {
@@ -122,7 +127,7 @@ class Lease:
             "renewals": self._renewals,
             "released": is_released,
         }
-        self._bucket.write_json(f"{self._number}.json", content, is_new=is_new)
+        self._bucket.write(f"{self._number}.json", json.dumps(content).encode(), is_new=is_new)
 
     def _delete_before(self, number: int) -> None:
         for old in self._numbers():
