@@ -48,7 +48,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"optimizer": "adafactor", "gradient_accumulation_steps": 2},
     {"optimizer": "muon", "weight_decay": 0.1, "clip_norm": 1.0},
     {**SCHEDULE_FREE, "clip_norm": 1.0},
-    {"optimizer": "adam", "ema_decay": 0.5},
+    {"optimizer": "adam", "ema_decay": 0.5, "base_width": 4, "base_d_k": 4},
 ]
 
 

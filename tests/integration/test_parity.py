@@ -147,7 +147,7 @@ def test_outputs_and_attention_weights_equal_those_of_marian(pair: Pair) -> None
 
 def test_loss_gradients_and_ten_adam_steps_equal_those_of_marian(pair: Pair) -> None:
     config, model, params, marian, torch = pair
-    optimizer = make_optimizer(TRAIN, config.d_model)
+    optimizer = make_optimizer(TRAIN, config)
     schedule = learning_rate_schedule(TRAIN, config.d_model)
     state = optimizer.init(params)
 

@@ -131,6 +131,8 @@ RANGES: dict[str, Range] = {
     "warmup_steps": INTEGER,
     "learning_rate_scale": REAL,
     "peak_learning_rate": REAL,
+    "base_width": WIDTH,
+    "base_d_k": WIDTH,
     "decay_steps": INTEGER,
     "decay_fraction": FRACTION,
     "weight_decay": (0.0, 1e12, (-1e-9, math.inf, math.nan)),

@@ -181,8 +181,10 @@ def plot_schedule(config: Config) -> Picture:
         f"Warmup of {train.warmup_steps:,} steps": by_width,
         f"d_model {d_model:,}": by_warmup,
     }
+    # The width does not affect these learning rates.
+    if train.base_width is not None:
+        panels = {f"Tuned for d_model {train.base_width:,}": by_warmup}
     if train.peak_learning_rate is not None:
-        # The width does not affect the learning rate.
         panels = {f"Peak at {train.peak_learning_rate:g}": by_warmup}
     return draw_schedules(steps, panels)
 

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from transformer_jax.config import Config, Row
 from transformer_jax.config.architectures import uses
@@ -27,6 +27,7 @@ DIVISORS: dict[Scale, tuple[int, int]] = {
 CONTROL = "control"
 MAX_ROWS = 10_000
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
+BASE_WIDTHS = ("base_width", "base_d_k")
 DEPTHS = ("num_layers", "num_decoder_layers")
 FieldValue = bool | int | float | str | None
 
@@ -127,13 +128,16 @@ def scale_rows(rows: Mapping[str, Row], scale: Scale) -> dict[str, Row]:
     """
     width_divisor, depth_divisor = DIVISORS[scale]
 
+    def divide(section: Mapping[str, Any], widths: Iterable[str]) -> dict[str, int]:
+        if width_divisor == 1:
+            return {}
+        return {key: 2 * -(-section[key] // (2 * width_divisor)) for key in widths if section[key]}
+
     def shrink(row: Row) -> Row:
-        model = row.config.to_dict()["model"]
-        widths = [key for key in WIDTHS if uses(row.config.model, key)]
-        depths = [key for key in DEPTHS if model[key]]
-        smaller = {key: -(-model[key] // depth_divisor) for key in depths}
-        if width_divisor > 1:
-            smaller |= {key: 2 * -(-model[key] // (2 * width_divisor)) for key in widths}
-        return dataclasses.replace(row, config=row.config.change(model=smaller))
+        model, train = (row.config.to_dict()[section] for section in ("model", "train"))
+        depths = {key: -(-model[key] // depth_divisor) for key in DEPTHS if model[key]}
+        widths = divide(model, [key for key in WIDTHS if uses(row.config.model, key)])
+        changes = {"model": {**depths, **widths}, "train": divide(train, BASE_WIDTHS)}
+        return dataclasses.replace(row, config=row.config.change(**changes))
 
     return {name: shrink(row) for name, row in rows.items()}

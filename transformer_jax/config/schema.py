@@ -12,6 +12,7 @@ from typing import Self
 from transformer_jax.config.architectures import check_architecture
 from transformer_jax.config.batch_shapes import choose_num_shapes
 from transformer_jax.config.sections import (
+    ADDED_POSITIONS,
     MAX_EXTRA_LENGTH,
     DataConfig,
     DecodeConfig,
@@ -32,6 +33,13 @@ from transformer_jax.registry import Registry
 # The paper uses 4,000 warmup steps of about 25,000 tokens each (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000
 MAX_WARMUP_FACTOR = 4
+# `train.base_width` knows how the parameters of these parts depend on the width.
+ALLOWED_WITH_BASE_WIDTH = {
+    ("train", "optimizer"): ("adam", "adamw", "lion"),
+    ("model", "architecture"): ("transformer",),
+    ("model", "positions"): (*ADDED_POSITIONS, "alibi", "rotary"),
+    ("model", "attention_score"): ("scaled_dot_product",),
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Config:
         model.require("dtype", model.dtype != "float64", rule)
         check_architecture(model)
         self.train.check_combinations()
+        self._check_base_width()
         rule = f"at most model.max_length ({model.max_length})"
         data.require("max_length", data.max_length <= model.max_length, rule)
         keep = self.train.keep_checkpoints
@@ -75,6 +84,16 @@ class Config:
             limit, end = model.max_positions_per_stack[0], "with model.out_of_range_positions error"
             rule = f"at most model.max_positions ({limit}) {end}"
             data.require("max_length", data.max_length <= limit, rule)
+
+    def _check_base_width(self) -> None:
+        if self.train.base_width is None:
+            return
+        for (section, key), allowed in ALLOWED_WITH_BASE_WIDTH.items():
+            value = getattr(getattr(self, section), key)
+            rule = f"None with {section}.{key} {value} (use {' or '.join(allowed)})"
+            self.train.require("base_width", value in allowed, rule)
+        rule = "None with a model part from your own file (its scale with the width is unknown)"
+        self.train.require("base_width", not self.model.has_foreign_part, rule)
 
     def __repr__(self) -> str:
         """Return Python code for the config, with only the fields that differ from the defaults."""

@@ -452,6 +452,17 @@ class TrainConfig(ConfigSection):
     (model.d_model x train.warmup_steps)^-0.5 (section 5.3)."""
     peak_learning_rate: Annotated[float | None, POSITIVE, NUMBER] = None
     """The peak learning rate, which replaces train.learning_rate_scale. Differs from the paper."""
+    base_width: Annotated[int | None, between(1, 1_000_000)] = None
+    """The model.d_model for which the learning rate was tuned. Other widths then
+    use the maximal update parametrization (muP, Yang et al. 2022), so that the
+    same train.learning_rate_scale or train.peak_learning_rate suits them.
+    Keep d_ff and num_heads x d_v proportional to d_model. Differs from the
+    paper, in which all parameters have the same learning rate. For `adam`,
+    `adamw`, and `lion`."""
+    base_d_k: Annotated[int | None, between(1, 1_000_000)] = None
+    """With train.base_width: the model.d_k of the model of that width. Default:
+    model.d_k x train.base_width / model.d_model, as if wider models had wider
+    heads. If they have more heads instead, set this to model.d_k."""
     schedule: Annotated[str, PartName(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
         "inverse_square_root"
     )
@@ -564,6 +575,8 @@ class TrainConfig(ConfigSection):
         rule = "1 with train.peak_learning_rate, which replaces it"
         is_single = self.peak_learning_rate is None or self.learning_rate_scale == 1
         self.require("learning_rate_scale", is_single, rule)
+        rule = "None without train.base_width"
+        self.require("base_d_k", self.base_width is not None or self.base_d_k is None, rule)
         if self.schedule in LASTING_SCHEDULES:
             rule = f"None with train.schedule {self.schedule}, which does not end"
             self.require("decay_steps", self.decay_steps is None, rule)

@@ -84,7 +84,7 @@ def _describe_rate(train: TrainConfig) -> str:
     scale, peak = train.learning_rate_scale, train.peak_learning_rate
     factor = "" if scale == 1 else f"{scale:g} times "
     rate = f"{factor}the paper's learning rate" if peak is None else f"a peak rate of {peak:g}"
-    names = {key: getattr(train, key) for key in ("schedule", "optimizer", "loss")}
+    names = {key: getattr(train, key) for key in ("schedule", "optimizer", "loss", "base_width")}
     others = [f"{key} {name}" for key, name in names.items() if name != getattr(TrainConfig, key)]
     return f"{rate}, {', '.join(others)}" if others else rate
 

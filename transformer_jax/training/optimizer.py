@@ -1,6 +1,7 @@
 """Adam (section 5.3), other optimizers, and gradient clipping."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +10,11 @@ import optax
 from jaxtyping import Array, ArrayLike, Float, Int
 from optax.contrib import MuonDimensionNumbers, ScheduleFreeState
 
-from transformer_jax.config import TrainConfig
+from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.registry import Registry
 from transformer_jax.training.schedule import learning_rate_schedule
+from transformer_jax.training.width import parameter_groups, width_factors
 
 MakeOptimizer = Callable[[TrainConfig, optax.Schedule], optax.GradientTransformation]
 """Returns the optimizer for a config and a learning rate. The rate is a function of Optax's count
@@ -159,15 +161,28 @@ def track_average(decay: Float[ArrayLike, ""]) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    config: TrainConfig, model: ModelConfig
+) -> optax.GradientTransformationExtraArgs:
     """Return the config's optimizer and learning rate, with the configured clipping and average."""
-    schedule = learning_rate_schedule(config, d_model)
+    schedule = learning_rate_schedule(config, model.d_model)
 
     def rate(count: ArrayLike) -> Float[Array, ""]:
         # Optax counts updates from 0, but the paper counts steps from 1.
         return schedule(jnp.asarray(count) + 1)
 
-    optimizer = OPTIMIZERS[config.optimizer](config.for_part("optimizer"), rate)
+    def scale_rate(factor: float) -> optax.GradientTransformation:
+        # Parameters decay by a fraction of the unscaled learning rate.
+        part = config.with_numbers({"weight_decay": config.weight_decay / factor})
+        return OPTIMIZERS[config.optimizer](part, lambda count: factor * rate(count))
+
+    if factors := width_factors(config, model):
+        optimizer = optax.partition(
+            {name: scale_rate(group.rate) for name, group in factors.items()},
+            partial(parameter_groups, model),
+        )
+    else:
+        optimizer = OPTIMIZERS[config.optimizer](config.for_part("optimizer"), rate)
     if config.ema_decay is not None:
         optimizer = optax.chain(optimizer, track_average(config.ema_decay))
     if config.clip_norm is None:

@@ -27,7 +27,8 @@ def learning_rate_schedule(config: TrainConfig, d_model: int) -> Schedule:
     config = config.for_part("schedule")
     peak = config.peak_learning_rate
     if peak is None:
-        peak = config.learning_rate_scale * d_model**-0.5 * config.warmup_steps**-0.5
+        width = config.base_width or d_model
+        peak = config.learning_rate_scale * width**-0.5 * config.warmup_steps**-0.5
     return SCHEDULES[config.schedule](config, peak)
 
 

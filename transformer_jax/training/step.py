@@ -23,6 +23,7 @@ from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_p
 from transformer_jax.model.losses import LOSSES, Loss
 from transformer_jax.model.target_platform import target_platform
 from transformer_jax.training.optimizer import evaluation_params, make_optimizer
+from transformer_jax.training.width import scale_initial
 
 Tree = TypeVar("Tree")
 
@@ -162,7 +163,7 @@ class TrainStep:
         gradients = jax.tree.map(lambda g: g / jnp.maximum(loss.count, 1), gradients)
         norm = optax.tree.norm(gradients)
         is_finite = jnp.isfinite(norm) & jnp.isfinite(loss.smoothed)
-        optimizer = make_optimizer(self.config, self.model.config.d_model)
+        optimizer = make_optimizer(self.config, self.model.config)
 
         def update() -> tuple[optax.Params, optax.OptState]:
             updates, opt_state = optimizer.update(
@@ -194,8 +195,9 @@ def init_state(
 def _init_state(
     model: EncoderDecoder, config: TrainConfig, seed: Int[Array, ""], params: Params | None
 ) -> TrainState:
-    params = init_params(model, make_rng(seed)) if params is None else params
-    opt_state = make_optimizer(config, model.config.d_model).init(params)
+    if params is None:
+        params = scale_initial(config, model.config, init_params(model, make_rng(seed)))
+    opt_state = make_optimizer(config, model.config).init(params)
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, seed, params, opt_state, zero, zero)
 

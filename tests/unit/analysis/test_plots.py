@@ -69,6 +69,13 @@ def test_the_schedule_shows_the_config_and_its_peak() -> None:
         assert floats(own.get_ydata()).max() == pytest.approx(16**-0.5 * 20**-0.5)
 
 
+def test_the_rate_for_a_base_width_does_not_depend_on_the_width() -> None:
+    train = {"steps": 30, "warmup_steps": 20, "base_width": 4}
+    [axes] = transformer_jax.plot_schedule(SMALL.change(train=train)).figure.axes
+    assert axes.get_title() == "Tuned for d_model 4"
+    assert floats(axes.lines[0].get_ydata()).max() == pytest.approx((4 * 20) ** -0.5)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "warmup_stable_decay"])
 def test_every_schedule_can_be_drawn(schedule: str) -> None:
     train = {"steps": 30, "warmup_steps": 20, "schedule": schedule, "peak_learning_rate": 1e-3}

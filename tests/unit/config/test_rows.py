@@ -50,6 +50,13 @@ def test_smaller_rows_keep_their_ratios_to_the_first_row(scale: Scale) -> None:
             assert small_ratio == ratio, (name, key)
 
 
+def test_a_smaller_row_keeps_its_ratio_to_the_base_width() -> None:
+    wide = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
+    rows = {"big": Row(Config().change(model=wide, train={"base_width": 512, "base_d_k": 64}))}
+    train = scale_rows(rows, "tiny")["big"].config.train
+    assert (train.base_width, train.base_d_k) == (64, 8)
+
+
 def test_a_smaller_decoder_with_its_own_depth_keeps_its_ratio_to_the_encoder() -> None:
     rows = {"base": Row(Config().change(model={"num_layers": 12, "num_decoder_layers": 6}))}
     smaller = {scale: scale_rows(rows, scale)["base"].config.model for scale in DIVISORS}

@@ -103,6 +103,11 @@ def configs(draw: st.DrawFn) -> Config:
         train["weight_decay"] = 0.0
     if train["optimizer"] == "schedule_free":
         train |= {"schedule": "constant", "adam_beta1": 0.9, "ema_decay": None}
+    is_known = train["optimizer"] in ("adam", "adamw", "lion")
+    is_known &= model["positions"] not in ("relative", "t5")
+    is_known &= model["attention_score"] == "scaled_dot_product"
+    if not is_known or model["architecture"] != "transformer" or train["base_width"] is None:
+        train |= {"base_width": None, "base_d_k": None}
     if train["schedule"] in LASTING_SCHEDULES:
         train["decay_steps"] = None
     else:
@@ -260,6 +265,15 @@ CONTRADICTIONS: list[tuple[dict[str, dict[str, Any]], str, str]] = [
     ),
     ({"data": {"corpus": "tfds", "test": ("a", "b")}}, "data.test", r"\('a', 'b'\)"),
     ({"decode": {"average_checkpoints": 21}}, "decode.average_checkpoints", "21"),
+    ({"train": {"base_d_k": 8}}, "train.base_d_k", "8"),
+    ({"train": {"base_width": 8, "optimizer": "muon"}}, "train.base_width", "8"),
+    ({"train": {"base_width": 8}, "model": {"positions": "t5"}}, "train.base_width", "8"),
+    (
+        {"train": {"base_width": 8}, "model": {"attention_score": "dot_product"}},
+        "train.base_width",
+        "8",
+    ),
+    ({"train": {"base_width": 8}, "model": {"architecture": "rnn"}}, "train.base_width", "8"),
     (
         {"decode": {"average_checkpoints": 2}, "train": {"keep_checkpoints": 1}},
         "decode.average_checkpoints",

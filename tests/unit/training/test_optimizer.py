@@ -12,7 +12,8 @@ from model_variants import VARIANTS
 from oracles import Floats, floats, normal
 
 from transformer_jax.baselines.build import build_model
-from transformer_jax.config import TrainConfig
+from transformer_jax.config import ModelConfig, TrainConfig
+from transformer_jax.errors import ConfigError
 from transformer_jax.model.encoder_decoder import init_params, make_rng
 from transformer_jax.training.optimizer import (
     clip_by_known_norm,
@@ -21,6 +22,7 @@ from transformer_jax.training.optimizer import (
     make_optimizer,
 )
 from transformer_jax.training.schedule import learning_rate_schedule
+from transformer_jax.training.width import parameter_groups
 
 
 def test_clipping_by_a_known_norm_equals_clipping_by_global_norm() -> None:
@@ -41,7 +43,7 @@ def rate(step: float, **changes: Any) -> float:
 
 def updates_of(config: TrainConfig, gradients: list[Floats]) -> list[Floats]:
     """Return the optimizer's updates for a sequence of gradients."""
-    optimizer = make_optimizer(config, 512)
+    optimizer = make_optimizer(config, ModelConfig())
     state: optax.OptState = optimizer.init(jnp.zeros(3))
     updates: list[Floats] = []
     for gradient in gradients:
@@ -76,7 +78,7 @@ MATRIX, BIAS = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]]), np.array([0.5, 
 def train_two_steps(**fields: Any) -> tuple[list[dict[str, Floats]], list[dict[str, Floats]]]:
     """Return two random gradients, and the parameters before and after each of two steps."""
     config = TrainConfig(warmup_steps=3, **fields)
-    optimizer = make_optimizer(config, 512)
+    optimizer = make_optimizer(config, ModelConfig())
     params: Any = {"kernel": jnp.asarray(MATRIX), "bias": jnp.asarray(BIAS)}
     state = optimizer.init(params)
     generator = np.random.default_rng(0)
@@ -132,13 +134,21 @@ def names(tree: Any) -> dict[str, Any]:
 
 def test_only_kernels_are_matrices() -> None:
     for changes in [changes for changes in VARIANTS if "architecture" not in changes]:
-        for name, matrix in names(is_matrix(small_params(**changes))).items():
+        params = small_params(**changes)
+        for name, matrix in names(is_matrix(params)).items():
             assert matrix == name.endswith("/kernel"), (changes, name)
+        try:
+            model = SMALL.change(model=changes, train={"base_width": 8}).model
+        except ConfigError:
+            continue
+        # Each parameter of a model that `train.base_width` accepts has a known group.
+        for name, group in names(parameter_groups(model, params)).items():
+            assert group.endswith("matrix") == name.endswith("/kernel"), (changes, name)
 
 
 def first_update(optimizer: str, gradients: Any, params: Any) -> dict[str, Floats]:
     """Return the first update, divided by the negated learning rate."""
-    made = make_optimizer(TrainConfig(optimizer=optimizer), 512)
+    made = make_optimizer(TrainConfig(optimizer=optimizer), ModelConfig())
     updates, _ = made.update(gradients, made.init(params), params)
     return {name: -floats(leaf) / rate(1) for name, leaf in names(updates).items()}
 
@@ -165,14 +175,14 @@ def test_muon_orthogonalizes_each_projection_as_one_matrix_and_leaves_the_rest_t
 
 def test_adafactor_stores_one_number_for_each_row_and_column_of_a_large_matrix() -> None:
     params: Any = {"kernel": jnp.zeros((128, 256))}
-    state = make_optimizer(TrainConfig(optimizer="adafactor"), 512).init(params)
+    state = make_optimizer(TrainConfig(optimizer="adafactor"), ModelConfig()).init(params)
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 128 + 256 + 10
 
 
 def test_schedule_free_evaluates_the_average_of_its_iterates() -> None:
     """Compare with algorithm 1 of Defazio et al. (2024), on the quadratic loss x^2 / 2."""
     config = TrainConfig(optimizer="schedule_free", schedule="constant", warmup_steps=3)
-    optimizer = make_optimizer(config, 512)
+    optimizer = make_optimizer(config, ModelConfig())
     params: Any = {"kernel": jnp.asarray(MATRIX)}
     state = optimizer.init(params)
     x, z, square, total = MATRIX, MATRIX, np.zeros(()), 0.0
@@ -196,8 +206,8 @@ def test_schedule_free_evaluates_the_average_of_its_iterates() -> None:
 def test_a_moving_average_is_evaluated_but_does_not_change_training() -> None:
     """Compare with the average that TensorFlow documents, in a loop."""
     params: Any = {"kernel": jnp.asarray(MATRIX)}
-    plain = make_optimizer(TrainConfig(), 512)
-    optimizer = make_optimizer(TrainConfig(ema_decay=0.3, clip_norm=1e9), 512)
+    plain = make_optimizer(TrainConfig(), ModelConfig())
+    optimizer = make_optimizer(TrainConfig(ema_decay=0.3, clip_norm=1e9), ModelConfig())
     state, plain_state, average = optimizer.init(params), plain.init(params), MATRIX
     for step in range(1, 7):
         gradients = jax.tree.map(lambda x, step=step: jnp.cos(step * x), params)
@@ -214,5 +224,7 @@ def test_a_moving_average_is_evaluated_but_does_not_change_training() -> None:
 def test_most_optimizers_evaluate_the_parameters_that_they_train() -> None:
     params: Any = {"kernel": jnp.asarray(MATRIX)}
     for name in ("adam", "adamw", "lion", "adafactor", "muon"):
-        state = make_optimizer(TrainConfig(optimizer=name, clip_norm=1.0), 512).init(params)
+        state = make_optimizer(TrainConfig(optimizer=name, clip_norm=1.0), ModelConfig()).init(
+            params
+        )
         assert evaluation_params(params, state) is params
