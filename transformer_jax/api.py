@@ -111,8 +111,7 @@ def train_folder(
 ) -> tuple[RunFolder, int]:
     """Train like `train`, in one or more processes, but do not load the trained model.
 
-    Returns:
-        The run's folder, and the number of scheduled checkpoints on disk.
+    Return the run's folder and the number of scheduled checkpoints on disk.
     """
     # The primary process holds the lease of a run in a bucket.
     with training(path) if group.is_primary else contextlib.nullcontext():
@@ -242,13 +241,7 @@ def launch_sweep(
     step_timeout: float = 60.0,
     quiet: bool = False,
 ) -> list[RunStatus]:
-    """Store a planned sweep, prepare its text, and then train and score its unfinished runs.
-
-    If the sweep tunes a field, the trials run first. See `sweep` for the arguments.
-
-    Returns:
-        The status of every run.
-    """
+    """Store a planned sweep, and then run its trials and runs; return the status of every run."""
     check_importable(planned)
     if group is not None and group < 1:
         raise UsageError(f"group must be positive, got {group}")
@@ -298,11 +291,7 @@ def check_importable(planned: Sweep) -> None:
 
 
 def prepare_texts(planned: Sweep) -> list[str]:
-    """Prepare each text once, before the runs that use it start.
-
-    Returns:
-        Warnings about repeated text and unusual warmups.
-    """
+    """Prepare each text once, before the runs that use it start, and return warnings."""
     configs = [row.config for row in planned.rows.values()]
     notes: dict[str | None, None] = {}
     for data in {config.data: None for config in configs}:

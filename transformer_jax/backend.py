@@ -81,10 +81,7 @@ def start_backend(cpu_threads: int | None = None) -> None:
 
 @contextmanager
 def standard_settings(dtype: str = "float32") -> Iterator[None]:
-    """Restore the defaults of `STANDARD_SETTINGS` in this thread until the context exits.
-
-    If the model's `dtype` is float64, which only verification in Python uses, keep 64-bit types.
-    """
+    """Restore the defaults of `STANDARD_SETTINGS` in this thread until the context exits."""
     ignored = [k for k, (_, x) in STANDARD_SETTINGS.items() if _setting(k) not in (x, None)]
     if dtype == "float64":
         ignored = [name for name in ignored if name != "jax_enable_x64"]
@@ -129,10 +126,7 @@ def _is_running() -> bool:
 
 
 def _set_gpu_flags() -> None:
-    """Add `GPU_FLAGS` to XLA_FLAGS, except the flags that it already contains.
-
-    XLA exits if it does not know a flag, so do not set any flags if JAX cannot use a GPU.
-    """
+    """Add the missing `GPU_FLAGS` to XLA_FLAGS if JAX can use a GPU; XLA exits at unknown flags."""
     platforms = set((_setting("jax_platforms") or "gpu").split(","))
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     is_installed = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)

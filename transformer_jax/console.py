@@ -67,10 +67,7 @@ def one_line(text: str) -> str:
 
 
 def shell_command(*words: object) -> str:
-    """Return a `transformer-jax` command, quoted for the shell.
-
-    Pass paths as `Path`, so that a name with a leading dash is not printed as an option.
-    """
+    """Quote a `transformer-jax` command. Pass paths as `Path`, because they may begin with "-"."""
     safe = (f"./{x}" if isinstance(x, Path) and str(x).startswith("-") else str(x) for x in words)
     return shlex.join(["transformer-jax", *map(show_paths, safe), *import_arguments()])
 
@@ -104,10 +101,7 @@ class PlainConsole(Console):
         self.failure: OSError | None = None
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
-        """Escape control characters, and show URLs; see `rich.console.Console.render_str`.
-
-        Rich calls this method for printed strings and for table cells.
-        """
+        """Escape control characters, and show URLs, in printed strings and in table cells."""
         return super().render_str(escape_control_characters(show_paths(text)), **options)
 
     def _check_buffer(self) -> None:
@@ -124,11 +118,7 @@ class PlainConsole(Console):
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
-        """Discard all further output, so that a command still finishes and stores its results.
-
-        Rich calls this method if the program that reads the output has exited, as in `| head -1`.
-        By default, Rich would end the process.
-        """
+        """Discard all further output, so that a command still finishes and stores its results."""
         self.quiet = True
         # Redirect the file to the null device, so that flushing it at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
@@ -193,10 +183,7 @@ def use_utf8() -> None:
 
 
 def hide_late_errors() -> None:
-    """Hide the errors of TensorStore's threads that call an event loop after it was closed.
-
-    The error that closed the loop is reported.
-    """
+    """Hide TensorStore's errors about a closed event loop; the error that closed it is reported."""
     sys.unraisablehook = lambda error: (
         None if "Event loop is closed" in str(error.exc_value) else sys.__unraisablehook__(error)
     )

@@ -11,8 +11,7 @@ from pathlib import Path
 def lazy_exports(package: str) -> Callable[[str], object]:
     """Return a package's `__getattr__`, which imports a name when it is first used.
 
-    The first `if` statement of the package, `if TYPE_CHECKING:`, imports each name from the module
-    that defines it.
+    The package's `if TYPE_CHECKING:` block imports each name from its module.
     """
 
     @functools.cache

@@ -125,10 +125,7 @@ def sync(path: Path) -> None:
 
 
 def try_lock(file: IO[str], *, shared: bool = False) -> bool:
-    """Try to lock an open file, and return whether this process now holds the lock.
-
-    The operating system releases the lock when the file is closed or the process ends.
-    """
+    """Try to lock an open file until it is closed; return whether this process holds the lock."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -163,10 +160,7 @@ def lock_folder(folder: Path, *, waits: bool = False) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], object] = bool) -> Iterator[IO[str]]:
-    """Hold a lock file, so that only one process at a time runs the body of the `with` statement.
-
-    If another process holds the lock, call `on_wait`, and wait.
-    """
+    """Hold a lock file during the `with` statement. Before waiting for it, call `on_wait`."""
     with path.open("a+", encoding="utf-8") as file:
         if not try_lock(file):
             on_wait()
@@ -180,10 +174,7 @@ def is_stray(name: str) -> bool:
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """Return a regular file's status; raise a StorageError for a pipe or device, which can block.
-
-    An OSError is raised if the path does not exist or is not accessible.
-    """
+    """Return a file's status; raise a StorageError for a pipe or device, which can block."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path} is not a regular file")
@@ -335,9 +326,15 @@ def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choos
                 raise StorageError(f"{path} cannot be created: {parent} is not writable")
             return
     # Resolve paths such as "." and "..", because they have no name to append a number to.
-    base = path if path.name not in ("", "..") else path.resolve()
-    others = (base.with_name(f"{base.name}-{count}") for count in itertools.count(2))
-    other = next(other for other in others if not other.exists())
+    other = find_free_path(path if path.name not in ("", "..") else path.resolve())
     raise UsageError(
         f"{path} already exists: {advise(path)} with `", Setting("out", str(other)), "`"
     )
+
+
+def find_free_path(
+    path: Path, is_free: Callable[[Path], bool] = lambda path: not path.exists()
+) -> Path:
+    """Return the path or, if it is not free, the first free one among NAME-2, NAME-3, and so on."""
+    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
+    return next(other for other in itertools.chain([path], others) if is_free(other))

@@ -30,19 +30,13 @@ def missing_library(library: str, feature: str = "this feature") -> UsageError:
 
 
 def require_library(library: str) -> None:
-    """Raise the same error as `import_optional` if a library is missing.
-
-    This function does not import the library.
-    """
+    """Raise the same error as `import_optional` if a library is missing, without importing it."""
     if find_spec(library) is None:
         raise missing_library(library)
 
 
 def import_optional(name: str, feature: str = "this feature") -> ModuleType:
-    """Import a module; if it is missing, raise a UsageError with the command that installs it.
-
-    If the library is installed but broken, the UsageError gives the reason.
-    """
+    """Import a module, or raise a UsageError that says how to install or why it is broken."""
     library = name.split(".")[0]
     try:
         return importlib.import_module(name)

@@ -76,10 +76,7 @@ def map_in_order(
 def map_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int = 2
 ) -> Generator[Result]:
-    """Yield the result for each item, in order, while a thread computes the next results.
-
-    Close the iterator to stop the thread.
-    """
+    """Yield the result for each item, in order, while a thread computes the next results."""
     with ThreadPoolExecutor(1) as thread:
         try:
             yield from _map_ahead(thread, function, items, num_ahead)
@@ -151,11 +148,7 @@ class _Process:
 
 
 def serve(handler: str) -> None:
-    """Answer the requests from the process that started this one, until that process ends.
-
-    The reply to a request consists of two messages: a description of the error (or b""), and the
-    answer.
-    """
+    """Answer the requests from the process that started this one, until that process ends."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Redirect standard output, because text that a library prints would corrupt the answers.
     os.dup2(2, 1)

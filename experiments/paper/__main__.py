@@ -14,11 +14,12 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from experiments.paper.index import ITEMS, Item, to_markdown
-from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
+from transformer_jax.commands.base import PathCommand, check_new_file
 from transformer_jax.commands.tables import format_duration, print_table
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import progress_bar, run_and_report, stdout
 from transformer_jax.errors import UsageError
+from transformer_jax.files import find_free_path
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
 LENGTHS, WIDTHS = (64, 256, 1024, 4096), (64, 128, 256)
@@ -179,7 +180,7 @@ class Paper(PathCommand):
             stdout.print(f"written to {self.out}")
 
     def _draw(self, key: str) -> None:
-        out = self.out or find_free_name(Path(f"{key}.svg"))
+        out = self.out or find_free_path(Path(f"{key}.svg"))
         check_suffix(out, FIGURE_SUFFIXES)
         check_new_file(out)
         from experiments.paper import figures

@@ -150,7 +150,7 @@ from pathlib import Path
 from transformer_jax.distributed import heartbeat
 from transformer_jax.errors import StorageError
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
-from transformer_jax.training import components
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.sharding import DataParallel
 
 def fail():
@@ -170,7 +170,7 @@ def fail_in_step(step):
     # The supervisors know how long a step takes after a few steps without another phase.
     if step > {CHECKPOINT} and beats > 6:
         fail()
-save, find_prepared = CheckpointManager.save, components.find_prepared
+save, find_text = CheckpointManager.save, RunFolder.find_text
 to_local_device = DataParallel.to_local_device
 def fail_in_save(self, step, *arguments, **options):
     save(self, step, *arguments, **options)
@@ -179,9 +179,9 @@ def fail_in_save(self, step, *arguments, **options):
 def fail_in_evaluation(self, params):
     fail()
     return to_local_device(self, params)
-def fail_at_start(*arguments, **options):
+def fail_at_start(self):
     fail()
-    return find_prepared(*arguments, **options)
+    return find_text(self)
 
 if sys.argv[-1] == "{{process}}":
     if "{{phase}}" == "step":
@@ -191,7 +191,7 @@ if sys.argv[-1] == "{{process}}":
     elif "{{phase}}" == "evaluation":
         DataParallel.to_local_device = fail_in_evaluation
     else:
-        components.find_prepared = fail_at_start
+        RunFolder.find_text = fail_at_start
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"

@@ -59,14 +59,14 @@ class Comparison:
         """
         runs = [(label, run) for label, runs in self.groups.items() for run in runs]
         first = runs[0][1].config
-        fields = dict.fromkeys(key for _, run in runs for key in first.differences(run.config))
-        fields.pop(("train", "seed"), None)
-        return [self._row(label, run, list(fields)) for label, run in runs]
+        keys = dict.fromkeys(key for _, run in runs for key in first.differences(run.config))
+        fields = [".".join(key) for key in keys if key != ("train", "seed")]
+        return [self._row(label, run, fields) for label, run in runs]
 
-    def _row(self, label: str, run: RunFolder, fields: Sequence[tuple[str, str]]) -> JsonObject:
-        config, metrics = run.config.to_dict(), self.metrics[run.path]
-        row: JsonObject = {"group": label, "run": str(run.path), "seed": run.config.train.seed}
-        row |= {f"{section}.{key}": config[section][key] for section, key in fields}
+    def _row(self, label: str, run: RunFolder, fields: Sequence[str]) -> JsonObject:
+        values, metrics = run.config.by_field(), self.metrics[run.path]
+        row: JsonObject = {"group": label, "run": str(run.path), "seed": values["train.seed"]}
+        row |= {field: values[field] for field in fields}
         # A packaged model does not contain metrics.
         last = 0 if run.package is None else run.package.steps[-1]
         row["step"] = metrics[-1]["step"] if metrics else last

@@ -73,10 +73,7 @@ def bootstrap(
     metrics: Mapping[str, Metric],
     references: Sequence[str],
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
-    """Compare each system (a name and its translations) with the first, using a paired bootstrap.
-
-    Returns the signature of each metric and its results for all systems.
-    """
+    """Compare each named system with the first; return the signatures and results by metric."""
     options = {"test_type": "bs", "n_samples": SAMPLES, "n_jobs": 1}
     before = dict(os.environ)
     # sacreBLEU reads its seed only from the environment.
@@ -100,10 +97,7 @@ def p_value(ours: Result, baseline: Result) -> float:
 def describe(
     baseline: Run, evaluation: Evaluation, comparisons: Sequence[MetricComparison]
 ) -> JsonObject:
-    """Return a comparison as JSON data without file paths.
-
-    `evaluation` is the baseline's evaluation.
-    """
+    """Return a comparison, including the baseline's evaluation, as JSON data without paths."""
     keys = ("split", "step", "steps", "average_checkpoints", "decode", "sentences")
     return {
         "run": baseline.folder.path.resolve().name,
@@ -120,10 +114,7 @@ def describe(
 def save_comparison(
     folder: Path, description: Mapping[str, object], hypotheses: Sequence[str]
 ) -> None:
-    """Save a comparison and the baseline's translations in an evaluation folder.
-
-    The file names contain a digest of the translations, because many runs are named seed-0.
-    """
+    """Save a comparison and the baseline's translations, named by their digest."""
     text = encode_lines(hypotheses)
     name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
     problem = f"the comparison could not be saved in {folder}"

@@ -21,11 +21,7 @@ ARCHITECTURES.register("conv")(ConvolutionalModel)
 def build_model(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> EncoderDecoder:
-    """Build the model that the config describes. `EncoderDecoder` explains the vocabulary sizes.
-
-    Models that are built from equal arguments compare equal, so `jax.jit` compiles each of the
-    model's functions only once.
-    """
+    """Build the model that the config describes. Models with equal arguments compare equal."""
     check_dtype(config)
     return ARCHITECTURES[config.architecture](config, vocab_size, source_vocab_size)
 

@@ -40,11 +40,7 @@ def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array
 
 
 class GatedConvolution(nn.Module):
-    """A convolution followed by a gated linear unit.
-
-    The convolution has 2 * D output channels, which are split into A and B. The gated linear unit
-    returns A * sigmoid(B).
-    """
+    """A convolution to A and B, followed by the gated linear unit A * sigmoid(B)."""
 
     config: ModelConfig
 

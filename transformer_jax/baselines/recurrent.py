@@ -53,10 +53,7 @@ class DecoderState(NamedTuple):
 
 
 def make_cell(config: ModelConfig, width: int) -> nn.RNNCellBase:
-    """Return a cell of the given width.
-
-    The cell's states, like its parameters, use float32 or higher precision.
-    """
+    """Return a cell of the given width, whose states have float32 or higher precision."""
     param_dtype = jnp.promote_types(config.dtype, jnp.float32)
     return CELLS[config.rnn_cell](width, dtype=config.dtype, param_dtype=param_dtype)
 

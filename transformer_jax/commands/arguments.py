@@ -80,11 +80,7 @@ def _has_placeholder(pattern: re.Pattern[str], metadata: Sequence[object]) -> bo
 
 
 def _expand(value: object, *, is_remote: bool) -> object:
-    """Expand each path in the value of an option.
-
-    See `remote.copies.local_path` if the option accepts bucket URLs, and `files.expand_path`
-    otherwise.
-    """
+    """Expand each path in the value of an option, which may be a bucket's URL."""
     match value:
         case str() | Path():
             path = local_path(value) if is_remote and value != "" else expand_path(str(value))

@@ -7,10 +7,11 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.arguments import as_option
-from transformer_jax.commands.base import check_new_file, find_free_name
+from transformer_jax.commands.base import check_new_file
 from transformer_jax.commands.inference import RunCommand
 from transformer_jax.console import stdout
 from transformer_jax.errors import UsageError
+from transformer_jax.files import find_free_path
 from transformer_jax.visualization.attention_views import Kind, Selection, View
 from transformer_jax.visualization.files import ATTENTION_SUFFIXES, check_suffix
 
@@ -56,7 +57,7 @@ class Attention(RunCommand):
                 option = as_option(name)
                 raise UsageError(f"{option} does not apply with a TARGET, because no search runs")
         selection = Selection(self.kind, self.layer, self.view, self.heads or None, self.position)
-        out = find_free_name(DEFAULT) if self.out is None else self.out
+        out = find_free_path(DEFAULT) if self.out is None else self.out
         check_suffix(out, ATTENTION_SUFFIXES)
         check_new_file(out)
         run = self.load()

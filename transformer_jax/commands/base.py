@@ -5,7 +5,6 @@ Modules that need JAX are imported inside `run`, so that help and error messages
 """
 
 import abc
-import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from transformer_jax.config import Config, Row, loading
 from transformer_jax.config.rows import with_sections
 from transformer_jax.console import shell_command
 from transformer_jax.errors import Setting, StorageError, UsageError, storage_errors
+from transformer_jax.files import find_free_path
 from transformer_jax.runs.run_folder import RunFolder
 
 ConfigArgument = Positional[
@@ -105,10 +105,7 @@ class PathCommand(abc.ABC):
 
 
 def translate_command(run: RunFolder, option: str = "") -> str:
-    """Return a shell command that uses a run's model to translate sample input or FILE.
-
-    `option` follows the `translate` command, so it is "" or starts with a space.
-    """
+    """Return a shell command that translates sample input or FILE with these options."""
     translate = f"{shell_command('translate', run.path)}{option}"
     is_number_words = run.config.data.corpus == "number_words"
     return f"echo 'forty-two' | {translate}" if is_number_words else f"{translate} < FILE"
@@ -118,7 +115,7 @@ def check_new_file(path: Path, option: str = "out") -> None:
     """Check in advance that a command can create a file without overwriting an existing one."""
     with storage_errors(f"{path} cannot be written"):
         if path.exists():
-            free = str(find_free_name(path))
+            free = str(find_free_path(path))
             raise UsageError(
                 f"{path} already exists: write another file with `", Setting(option, free), "`"
             )
@@ -127,12 +124,3 @@ def check_new_file(path: Path, option: str = "out") -> None:
         raise StorageError(f"{path} cannot be written: {path.parent} is not a folder")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageError(f"{path} cannot be written: {path.parent} is not writable")
-
-
-def find_free_name(path: Path) -> Path:
-    """Return a path that does not exist yet.
-
-    If `path` exists, append the first unused suffix among -2, -3, and so on to its stem.
-    """
-    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
-    return next(other for other in itertools.chain([path], others) if not other.exists())

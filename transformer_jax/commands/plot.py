@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from transformer_jax.commands.arguments import as_option
-from transformer_jax.commands.base import PathCommand, check_new_file, find_free_name
+from transformer_jax.commands.base import PathCommand, check_new_file
 from transformer_jax.commands.inference import load_run
 from transformer_jax.console import progress_bar, stdout
 from transformer_jax.errors import UsageError
+from transformer_jax.files import find_free_path
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix
 
@@ -97,7 +98,7 @@ class Plot(PathCommand):
                 option = as_option(name)
                 raise UsageError(f"{option} is for --kind {' or '.join(kinds)}, not {self.kind}")
         if self.out is None:
-            free = find_free_name(Path(f"{self.kind}.svg"))
+            free = find_free_path(Path(f"{self.kind}.svg"))
             raise UsageError(f"plot needs an output file: --out {free}")
         check_suffix(self.out, FIGURE_SUFFIXES)
         check_new_file(self.out)

@@ -88,11 +88,7 @@ def print_scores_by_length(buckets: Sequence[JsonObject]) -> None:
 
 
 def print_grid(results: Sequence[JsonObject]) -> JsonObject:
-    """Print the scores for a grid of evaluations, and return the best evaluation.
-
-    The best evaluation has the highest BLEU or, for tasks other than translation, the highest main
-    score.
-    """
+    """Print the scores for a grid of evaluations, and return the best evaluation."""
     from transformer_jax.evaluation.tasks import main_score
 
     all_scores = [main_score(result.get("task")) or {"BLEU": result["bleu"]} for result in results]

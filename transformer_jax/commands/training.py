@@ -196,16 +196,15 @@ class Reproduce(PathCommand):
         if not is_started or RunFolder.open(out).identity != original.identity:
             check_available(out)
         from transformer_jax.backend import describe_environment, start_backend
-        from transformer_jax.data.prepare import find_prepared
         from transformer_jax.training.loop import run_training
 
         start_backend(original.cpu_threads)
         config = original.config.change(train={"steps": original.steps_done})
-        vocabulary, fingerprint = original.vocabulary, original.fingerprint
         with progress_bar():
-            find_prepared(config.data, vocabulary, fingerprint)
+            original.find_text()
         if not is_started:
-            RunFolder.create(out, config, vocabulary, fingerprint, describe_environment())
+            text = original.vocabulary, original.fingerprint
+            RunFolder.create(out, config, *text, describe_environment())
         copy = RunFolder.open(out).with_config(config)
         run_training(copy, stdout)
         _compare_parameters(original, copy)
@@ -255,10 +254,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
 
 def _print_next(folder: RunFolder, group: ProcessGroup) -> None:
     if group.is_primary:
-        from transformer_jax.data.prepare import find_prepared
-
         stdout.print(f"run stored in {folder.path}")
-        prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
-        split = "" if "test" in prepared.report else " --split dev"
+        split = "" if "test" in folder.find_text().report else " --split dev"
         stdout.print(f"next: {shell_command('evaluate', folder.path)}{split}")
         stdout.print(f"      {translate_command(folder)}")

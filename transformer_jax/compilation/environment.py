@@ -28,11 +28,7 @@ VARIABLES = {
 
 
 def configure_environment(*, for_gpus: bool) -> None:
-    """Set the environment variables that JAX and libtpu read when they are loaded.
-
-    Call this function before importing JAX. XLA aborts on an unknown flag, so this function sets
-    XLA's GPU flags only if `for_gpus` is true.
-    """
+    """Set the environment variables that JAX and libtpu read when they are loaded."""
     os.environ.update(VARIABLES)
     flags = os.environ.get("XLA_FLAGS", "")
     if for_gpus and GPU_FLAGS not in flags:

@@ -205,11 +205,8 @@ def _first_fit(
     config: Config, bucket: Bucket, options: Sequence[tuple[Setting, ...]], compiler: Compiler
 ) -> Suggestion | None:
     for settings in options:
-        sections: dict[str, dict[str, object]] = {}
-        for setting in settings:
-            section, field = setting.name.split(".")
-            sections.setdefault(section, {})[field] = setting.value
-        program = compiler(config.change(**sections), bucket)
+        changed = config.with_fields({setting.name: setting.value for setting in settings})
+        program = compiler(changed, bucket)
         if program.fits:
             return Suggestion(settings, program)
     return None

@@ -67,11 +67,7 @@ class StepProgram:
 
 
 def check_attention(config: Config, target: Target) -> None:
-    """Raise a UsageError if the config's attention needs NVIDIA GPUs but the target has none.
-
-    Check all configs and targets before the first compilation, because a compilation can take
-    minutes.
-    """
+    """Raise a UsageError if the config's attention needs NVIDIA GPUs but the target has none."""
     if config.model.attention_implementation == "cudnn" and target.is_tpu:
         message = f"model.attention_implementation cudnn needs NVIDIA GPUs, not {target}: use "
         raise UsageError(message, FULL_ATTENTION)

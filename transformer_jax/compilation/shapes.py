@@ -52,10 +52,7 @@ def prepare_shapes(config: Config) -> Shapes:
 
 
 def largest_bucket(config: Config, buckets: list[Bucket]) -> Bucket:
-    """Return the bucket whose step stores the most values for its backward pass.
-
-    The estimate assumes that `model.remat` is False and that attention stores its weights.
-    """
+    """Return the bucket that stores the most values for its backward pass without `remat`."""
     data = config.data
     model = build_model(plain_config(config.model), data.vocab_size, data.source_vocab_size)
     return max(buckets, key=lambda bucket: count_residuals(model, bucket))

@@ -64,10 +64,7 @@ class Target:
 
     @property
     def topology(self) -> str:
-        """The topology in XLA's format, such as "v5e:2x4" or "1x2x8".
-
-        For GPUs, the three numbers count the slices, the hosts, and the GPUs per host.
-        """
+        """The topology in XLA's format: "v5e:2x4", or slices, hosts, and GPUs as "1x2x8"."""
         shape = "x".join(map(str, self.shape))
         return f"{self.kind}:{shape}" if self.is_tpu else f"1x{shape}"
 

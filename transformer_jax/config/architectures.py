@@ -24,11 +24,7 @@ def uses(model: ModelConfig, field: str) -> bool:
 
 
 def unused_defaults(architecture: str) -> dict[str, object]:
-    """Return the default value of each field that an architecture does not use.
-
-    When you change a config's architecture, reset the fields that the new architecture does not
-    use.
-    """
+    """Return the default value of each field that an architecture does not use."""
     unused = [field for field, users in USED_BY.items() if architecture not in users]
     return {field: getattr(ModelConfig(), field) for field in unused if architecture in OWN}
 

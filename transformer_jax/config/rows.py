@@ -55,36 +55,28 @@ def parse_value(field: str, text: str) -> FieldValue:
 
 
 def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
-    """Return a row for each combination of values, such as "model.num_heads=1,2,4".
-
-    The first row has the first value of each field. The paper's results do not apply to these rows.
-    """
-    choices: dict[tuple[str, str], list[FieldValue]] = {}
+    """Return a row for each combination of values, such as "model.num_heads=1,2,4"."""
+    choices: dict[str, list[FieldValue]] = {}
     for item in grid:
         name, equals, values = item.partition("=")
         if not equals or "" in values.split(","):
             raise ConfigError(f"a grid is FIELD=VALUE,VALUE, such as model.d_k=8,16, got {item!r}")
-        field = split_field(name)
+        field = ".".join(split_field(name))
         if field in choices:
-            raise ConfigError(f"the grid has the field {'.'.join(field)} twice")
+            raise ConfigError(f"the grid has the field {field} twice")
         choices[field] = list(dict.fromkeys(parse_value(name, x) for x in values.split(",")))
     if (count := math.prod(map(len, choices.values()))) > MAX_ROWS:
         raise ConfigError(f"the grid has {count:,} combinations, but at most {MAX_ROWS:,} work")
     rows: dict[str, Row] = {}
     for values in itertools.product(*choices.values()):
-        changes: dict[str, dict[str, FieldValue]] = {}
-        for (section, key), value in zip(choices, values, strict=True):
-            changes.setdefault(section, {})[key] = value
-        name = "+".join(f"{key}-{x}" for (_, key), x in zip(choices, values, strict=True))
-        rows[name] = Row(row.config.change(**changes))
+        changes = dict(zip(choices, values, strict=True))
+        name = "+".join(f"{field.partition('.')[2]}-{x}" for field, x in changes.items())
+        rows[name] = Row(row.config.with_fields(changes))
     return rows
 
 
 def with_control(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Add a negative control to a sweep: a copy of the first row, named "control".
-
-    Raise ConfigError if another row has this name.
-    """
+    """Add a negative control to a sweep: a copy of the first row, named "control"."""
     control = Row(next(iter(rows.values())).config, is_control=True)
     if rows.get(CONTROL, control) != control:
         raise ConfigError(f"a sweep with a control cannot have another row named {CONTROL!r}")

@@ -7,7 +7,7 @@ configs are JSON, so loading a stored config never executes code.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from transformer_jax.config.architectures import check_architecture
 from transformer_jax.config.batch_shapes import choose_num_shapes
@@ -134,6 +134,19 @@ class Config:
             for section, fields in dataclasses.asdict(self).items()
         }
 
+    def by_field(self) -> dict[str, Any]:
+        """Return all values as JSON-serializable data, keyed by field, such as "model.d_k"."""
+        sections = self.to_dict().items()
+        return {f"{section}.{key}": x for section, fields in sections for key, x in fields.items()}
+
+    def with_fields(self, values: Mapping[str, object]) -> Self:
+        """Return a copy with some fields changed, as in `base.with_fields({"model.d_k": 8})`."""
+        sections: dict[str, dict[str, object]] = {}
+        for name, value in values.items():
+            section, key = name.split(".")
+            sections.setdefault(section, {})[key] = value
+        return self.change(**sections)
+
     def with_batch_shapes(self, shapes: int | None = None) -> Self:
         """Return a copy with `shapes` or a chosen number, unless `data.max_batch_shapes` is set."""
         if self.data.max_batch_shapes is not None:
@@ -143,7 +156,8 @@ class Config:
 
     def parts(self) -> dict[str, str]:
         """Return the names of the selected parts, keyed by field, such as "model.norm"."""
-        return {field: getattr(getattr(self, section), key) for field, section, key in PART_FIELDS}
+        values = self.by_field()
+        return {name: values[name] for name in PART_FIELDS}
 
     @classmethod
     def from_dict(cls, data: JsonObject) -> Self:
@@ -190,15 +204,15 @@ class Config:
         )
 
 
-PART_FIELDS = [
-    (f"{section}.{key}", section, key)
+PART_FIELDS = {
+    f"{section}.{key}": rule
     for section, (section_type, _) in annotations(Config).items()
-    for key in part_fields(section_type)
-]
-"""The fields that select parts, as tuples such as ("model.norm", "model", "norm")."""
+    for key, rule in part_fields(section_type).items()
+}
+"""The rules of the fields that select parts, such as "model.norm"."""
 
-for _field, _section, _key in PART_FIELDS:
-    Registry(_field, reserved=part_fields(annotations(Config)[_section][0])[_key].own)
+for _field, _rule in PART_FIELDS.items():
+    Registry(_field, reserved=_rule.own)
 # A config can name trackers that are not registered on this machine, because only training uses
 # them.
 Registry("train.trackers", reserved=("tensorboard", "wandb", "mlflow", "aim"))

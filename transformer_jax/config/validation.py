@@ -120,10 +120,7 @@ class ConfigSection:
                     rule.check(f"{self.name}.{key}", value)
 
     def numbers(self) -> dict[str, float]:
-        """Return the numeric settings that a compiled step takes as arguments, keyed by field.
-
-        Configs that differ only in these settings share compiled programs.
-        """
+        """Return the numeric settings that a compiled step takes as arguments, keyed by field."""
         marked = {
             key: (getattr(self, key), marks) for key, (_, marks) in annotations(type(self)).items()
         }

@@ -77,10 +77,7 @@ MAX_EPOCHS = 100
 
 
 class Bucket(NamedTuple):
-    """The shape of a batch, and the number of batches with this shape per epoch.
-
-    The fields `source` and `target` are widths in tokens.
-    """
+    """The shape of a batch (widths in tokens), and the number of its batches per epoch."""
 
     rows: int
     source: int

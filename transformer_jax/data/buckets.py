@@ -115,10 +115,7 @@ class PaddingCost:
         return [self._size(i[k], j[k]) for k in drawn]
 
     def local_search(self, sizes: list[Size]) -> list[Size]:
-        """Replace each bucket except the first with the bucket that minimizes the cost.
-
-        Repeat these replacements until the cost stops falling.
-        """
+        """Replace buckets, except the first, with the best ones until the cost stops falling."""
         sizes, best_cost = list(sizes), math.inf
         while (cost := self.cost(sizes)) < best_cost:
             best_cost = cost

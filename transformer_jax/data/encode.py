@@ -140,11 +140,7 @@ class SplitWriter:
         self.journal = folder / f"{split}.journal.json"
 
     def write(self) -> dict[str, int]:
-        """Encode the split, and return the number of pairs with each outcome.
-
-        The result contains the total number of pairs, the number of kept pairs, and the number of
-        pairs dropped for each reason.
-        """
+        """Encode the split; return the numbers of pairs, in total and with each outcome."""
         total = self.corpus.count(self.split) * self.num_samples
         done, outcome = self._resume()
         with ExitStack() as stack:
@@ -218,10 +214,7 @@ class SplitWriter:
         write_bytes(self.journal, journal.encode(), durable=False)
 
     def _resume(self) -> tuple[int, Counter[str]]:
-        """Truncate the files to the sizes in the journal; return the progress recorded there.
-
-        Without a valid journal, empty the files and return a progress of zero.
-        """
+        """Truncate the files to the sizes in the journal, or empty them; return the progress."""
         try:
             journal = json.loads(self.journal.read_bytes())
             sizes = dict(zip(self.paths.values(), journal["sizes"], strict=True))

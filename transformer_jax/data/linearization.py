@@ -26,10 +26,7 @@ class Parse(NamedTuple):
 
 
 def linearize(tags: Sequence[str], brackets: Sequence[Bracket]) -> str:
-    """Return the symbols of a tree, separated by spaces.
-
-    Opening brackets appear in the same order as in `Tree.brackets`.
-    """
+    """Return a tree's symbols, given its brackets in the order in which they open."""
     symbols, open_brackets, num_opened = list[str](), list[Bracket](), 0
     for position in range(len(tags) + 1):
         while open_brackets and open_brackets[-1].end == position:

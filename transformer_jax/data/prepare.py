@@ -116,11 +116,7 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
 def find_prepared(
     config: DataConfig, vocabulary: Vocabulary, fingerprint: str, *, verify_text: bool = False
 ) -> Prepared:
-    """Load the data that a run was created with, encoding it again if it is not in the cache.
-
-    If `verify_text` is true, read the original text even if the encoded corpus is cached. Raise a
-    DataError if the text has changed.
-    """
+    """Load a run's data; encode it again if it is not in the cache or `verify_text` is true."""
     if not verify_text:
         # Only the names of unfinished corpora and lock files have a suffix.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):

@@ -67,11 +67,7 @@ class TokenTable(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The other program's ID for each token in this package's vocabulary.
-
-        The special tokens come first. If there is no begin token, an ordinary token takes its
-        place.
-        """
+        """The other program's ID for each token in this package, special tokens first."""
         special = {self.padding, self.begin, self.end, self.unknown}
         ordinary = [token for token in range(len(self.tokens)) if token not in special]
         begin = ordinary.pop(0) if self.begin is None else self.begin

@@ -253,10 +253,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The vocabulary sizes, keyed by config field.
-
-        `data.source_vocab_size` is None for a shared vocabulary.
-        """
+        """The vocabulary sizes, keyed by config field (None for a shared source vocabulary)."""
         source_vocab_size = None if self.is_shared else len(self.source)
         return {"vocab_size": len(self.target), "source_vocab_size": source_vocab_size}
 

@@ -50,10 +50,7 @@ class FailurePropagation:
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore closed connections from now on.
-
-        Call this method after all processes have called `leave`.
-        """
+        """Ignore closed connections, once all processes have called `leave`."""
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:

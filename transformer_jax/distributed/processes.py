@@ -113,10 +113,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 class Vote(NamedTuple):
-    """The combined votes of all processes after a step.
-
-    `step` is 0 if no result is available yet. `signal` is 0 if no process received a signal.
-    """
+    """The combined votes of all processes; `step` and `signal` are 0 if there is none yet."""
 
     step: int
     signal: int

@@ -112,11 +112,7 @@ def _from_environment() -> ProcessSpec | None:
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:
-    """Connect process 0 to all other processes; return the connections, keyed by process index.
-
-    Call this function before `jax.distributed.initialize`, which aborts in C++ if a process is
-    missing.
-    """
+    """Connect process 0 to all other processes; return the connections, keyed by index."""
     deadline = time.monotonic() + seconds
     if spec.index == 0:
         connections = _accept_others(spec, deadline, seconds)

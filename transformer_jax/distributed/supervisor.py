@@ -73,10 +73,7 @@ class Heartbeats:
 
 
 def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
-    """Return a command that runs a module of this package with the current Python interpreter.
-
-    The new process uses UTF-8 in any locale.
-    """
+    """Return a command that runs a module of this package in UTF-8 mode with this interpreter."""
     # Without -P, `-m` would look for modules in the working directory first.
     safe_path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]
     return [sys.executable, "-X", "utf8", *safe_path, "-m", module, *arguments]

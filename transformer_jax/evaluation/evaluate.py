@@ -11,7 +11,7 @@ from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.data.encode import SIDES
 from transformer_jax.data.number_words import SEPARATOR, count_digits
-from transformer_jax.data.prepare import Prepared, find_prepared
+from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.data.unknown import note_unknown
@@ -75,17 +75,11 @@ class Evaluation(NamedTuple):
         return f"Evaluation({self.result['title']}: {scores}, {len(self.sources)} lines)"
 
 
-def has_split(run: Run, split: Split) -> bool:
-    """Return whether a run's text has this split."""
-    prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
-    return split in prepared.report
-
-
 def prepare_split(run: Run, split: Split) -> Prepared:
     """Return the prepared text of a run, after checking that it contains this split."""
     path = run.folder.path
     try:
-        prepared = find_prepared(run.config.data, run.vocabulary, run.folder.fingerprint)
+        prepared = run.folder.find_text()
     except DataError as error:
         reason, *settings = error.parts
         if settings:
@@ -150,11 +144,10 @@ def evaluate_text(
     *,
     sentences: list[SentenceScore] | None = None,
 ) -> Evaluation:
-    """Translate and score a text with the run's parameters.
+    """Translate and score a text with the run's parameters, and advance the current task.
 
-    `sentences` may contain the sentence scores from an earlier evaluation of the same parameters
-    on the same text, because these scores do not depend on `decode`. The function advances the
-    current task (see `progress.task`) by the number of finished sentences.
+    `sentences` may contain the sentence scores of these parameters on this text, which do not
+    depend on `decode`.
     """
     translator = run.translator(sampling=None, **decode)
     tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), text.references)

@@ -81,11 +81,7 @@ def read_evaluation_file(folder: Path, name: str) -> bytes:
 
 
 def read_translations(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the hypotheses and references from an evaluation's folder.
-
-    Raises:
-        StorageError: a file cannot be read, or the files do not have the same number of lines.
-    """
+    """Return the hypotheses and references from an evaluation's folder."""
     contents = [read_evaluation_file(folder, f"{x}.txt") for x in ("hypothesis", "reference")]
     try:
         # Only a newline ends a line, because lines can contain other control characters.

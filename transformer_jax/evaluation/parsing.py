@@ -75,11 +75,7 @@ class BracketScores:
 def score_brackets(
     pairs: Iterable[tuple[Tree, Tree]], max_length: int | None = None
 ) -> BracketScores:
-    """Score proposed trees. Each pair consists of a reference tree and a proposed tree.
-
-    If `max_length` is not None, omit sentences that have more than `max_length` words. Skip
-    sentences whose proposed trees have no words.
-    """
+    """Score pairs of a reference and a proposed tree, with up to `max_length` words if given."""
     totals = Counter[str]()
     for reference, proposed in pairs:
         length = sum(tag != EMPTY_ELEMENT for tag in reference.tags)
@@ -139,9 +135,7 @@ def score_parses(
 ) -> JsonObject:
     """Repair and score linearized trees, and score the right-branching baseline.
 
-    Each scored tree takes its words from the source sentence and its tags from the reference. The
-    predicted tags are ignored, because evalb finds punctuation by tags, so a wrong tag would change
-    which words count.
+    The tags come from the references, because evalb finds punctuation by tags.
     """
     expected, proposed, num_repaired = read_references(sources, references), list[Tree](), 0
     for tree, hypothesis in zip(expected, hypotheses, strict=True):

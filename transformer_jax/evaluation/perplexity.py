@@ -65,10 +65,7 @@ def score_sentences(model: EncoderDecoder, params: Params, batches: Batches) -> 
 def score_with_loss(
     model: EncoderDecoder, params: Params, batches: Batches, config: TrainConfig
 ) -> tuple[list[SentenceScore], float]:
-    """Return the scores of all pairs, and the loss that training minimizes in nats per token.
-
-    The loss includes label smoothing, but neither dropout nor the values that modules add to it.
-    """
+    """Return the scores of all pairs, and the training loss per token without dropout."""
     if config.loss == "cross_entropy":
         # Configs that differ only in other fields share the compiled programs.
         fields = ("label_smoothing", "label_smoothing_over", "z_loss")
@@ -106,9 +103,6 @@ def _collect(batches: Batches, losses: Sequence[Float[Array, " _"]]) -> list[Sen
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token, without label smoothing (Table 3).
-
-    The token count includes end-of-sentence tokens. To avoid overflow, the result is at most e^700.
-    """
+    """Return the perplexity per token, including end-of-sentence tokens, up to e^700 (Table 3)."""
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

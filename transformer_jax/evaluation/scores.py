@@ -96,10 +96,7 @@ def check_tokenizer(name: str, references: Sequence[str]) -> None:
 def sacrebleu_metrics(
     tokenizer: str, *, warn: bool = True
 ) -> tuple[sacrebleu.BLEU, sacrebleu.CHRF]:
-    """Return a BLEU metric with this tokenizer, and a chrF metric.
-
-    If `warn` is true, BLEU warns about text that is already tokenized.
-    """
+    """Return a BLEU and a chrF metric. With `warn`, BLEU warns about tokenized text."""
     force = tokenizer == "none" or not warn
     return sacrebleu.BLEU(tokenize=tokenizer, force=force), sacrebleu.CHRF()
 

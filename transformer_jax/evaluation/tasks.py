@@ -33,10 +33,7 @@ TASKS.register("parsing")(Task("f1", read_references, score_parses, describe_par
 
 
 def check_task(name: str, sources: Sequence[str], references: Sequence[str]) -> None:
-    """Raise DataError if a task cannot score these references.
-
-    Call this function before starting a long search.
-    """
+    """Raise DataError, before a long search, if a task cannot score these references."""
     if (task := TASKS[name]) is not None:
         task.check(sources, references)
 

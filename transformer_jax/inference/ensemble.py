@@ -31,10 +31,7 @@ def mean_log_probs(logits: Sequence[Float[Array, "*_ N"]]) -> Float[Array, "*_ N
 
 
 class EnsembleModel(EncoderDecoder, kw_only=True):
-    """A model whose probabilities are the mean of its members' probabilities.
-
-    Its logits are log-probabilities. It has no parameters other than those of the members.
-    """
+    """A model whose logits are the logarithms of the mean of its members' probabilities."""
 
     members: tuple[EncoderDecoder, ...]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject, is_stray, read_json_if_valid
+from transformer_jax.files import JsonObject, read_json_if_valid
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
-from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.runs.run_folder import RunFolder, evaluation_folders
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
@@ -45,12 +45,7 @@ def metric_names(table: MetricsTable) -> list[str]:
 
 
 def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "Picture":
-    """Plot metrics by step, with one line for each group of runs.
-
-    If a group has several runs, the line shows their mean (the geometric mean for perplexity), and
-    the band extends from the lowest to the highest value. By default, plot each metric in
-    `DEFAULT_METRICS` that at least one run has.
-    """
+    """Plot metrics by step, with one line for each group of runs; see `Comparison.plot`."""
     # Import matplotlib only for plots, because most users of this module need only the numbers.
     from transformer_jax.visualization.plots import Curve, average_runs, draw_curves
 
@@ -82,10 +77,8 @@ def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     split at the same step, those that used the run's own decode config come last.
     """
     rows: list[tuple[JsonObject, bool]] = []
-    for path in sorted(folder.path.glob("evaluations/*/scores.json")):
-        if is_stray(path.parent.name):
-            continue
-        result = read_json_if_valid(path)
+    for path in evaluation_folders(folder.path):
+        result = read_json_if_valid(path / "scores.json")
         with contextlib.suppress(KeyError, TypeError):
             rows.append((_to_row(result), is_own_search(result, folder.config.decode)))
     rows.sort(key=lambda pair: (pair[0]["split"], pair[0]["step"], pair[1]))

@@ -100,10 +100,7 @@ def encode_pairs(
     *,
     truncate: bool = False,
 ) -> Pair:
-    """Return the tokens of parallel lines. A blank line is encoded as `EOS`.
-
-    This function issues a note about each side whose text contains unknown tokens.
-    """
+    """Return the tokens of parallel lines, and issue notes about unknown tokens."""
     sources, targets = read_pairs(sources, targets)
     encoded: list[Ragged] = []
     longest = model.config.max_lengths
@@ -138,10 +135,7 @@ Program = Callable[[EncoderDecoder, Params, Batch], Array]
 def run_on_pairs(
     program: Program, model: EncoderDecoder, params: Params, pairs: Pair
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each pair's index and its row of the program's result. Short pairs come first.
-
-    This function advances the current task (see `progress.task`) by the number of finished pairs.
-    """
+    """Yield each pair's index and its row of the program's result, and advance the current task."""
     lengths = np.maximum(*(side.lengths for side in pairs)).tolist()
     for width, indices in group_by_width([padded_length(length, None) for length in lengths]):
         sides = (

@@ -67,11 +67,7 @@ class Translations(NamedTuple):
 
 
 class _Beam(NamedTuple):
-    """The hypotheses after `position` tokens: J live ones and J finished ones per sentence.
-
-    The log-probability or score of an empty slot is `NEG_INF`. Finished hypotheses are sorted by
-    score, best first.
-    """
+    """The hypotheses after `position` tokens: J live and J finished ones, best first."""
 
     position: Int[Array, ""]
     last_tokens: Int[Array, "B J"]

@@ -211,9 +211,10 @@ class Run:
             UsageError: the text does not have this split.
             DataError: the text has changed since the run was created.
         """
-        from transformer_jax.evaluation.evaluate import evaluate, has_split
+        from transformer_jax.evaluation.evaluate import evaluate
 
-        return evaluate(self, split or ("test" if has_split(self, "test") else "dev"), decode)
+        default = "test" if "test" in self.folder.find_text().report else "dev"
+        return evaluate(self, split or default, decode)
 
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[PairScore]:
         """Return the log-probability of each target and of its tokens, given its source.
@@ -412,10 +413,7 @@ def _load_package(
 def load_averages(
     folder: RunFolder, steps: Sequence[int], counts: Collection[int]
 ) -> Iterator[Run]:
-    """For each k in `counts`, smallest first, load the mean of the last k checkpoints in `steps`.
-
-    Each checkpoint is read once.
-    """
+    """For each k in `counts`, in ascending order, load the mean of the last k checkpoints."""
     if not counts:
         return
     note_changed_files(folder)

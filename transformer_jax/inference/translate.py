@@ -133,12 +133,9 @@ class Translator:
         config: DecodeConfig,
         sampling: Sampling | None = None,
     ) -> None:
-        """Check that the vocabulary fits the model, and store the arguments.
+        """Store the arguments; with `sampling`, draw translations instead of searching.
 
-        With `sampling`, the translator draws translations at random instead of searching.
-
-        Raises:
-            ValueError: the vocabulary does not have the size that the model expects.
+        Raises: ValueError: the vocabulary does not have the size that the model expects.
         """
         # On a device, an out-of-range token ID does not raise an error.
         expected = model.source_vocab_size or model.vocab_size, model.vocab_size

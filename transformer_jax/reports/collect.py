@@ -92,10 +92,7 @@ def collect_results(
     command: str,
     split: ScoredSplit | None = None,
 ) -> Results:
-    """Collect the results of all runs so far.
-
-    Finished runs whose translations are invalid are listed as unreadable.
-    """
+    """Collect the results of all runs so far. Runs with invalid translations are unreadable."""
     statuses = [_check_translations(status) for status in statuses]
     if not any(status.status == "done" for status in statuses):
         bad = [f" ({s.run.name} is {s.summary})" for s in statuses if s.status == "unreadable"]
@@ -229,10 +226,9 @@ def _has_flops(report: JsonObject) -> bool:
 def compare_test_bleu(
     tokenizer: str, by_row: Mapping[str, Sequence[RunStatus]]
 ) -> tuple[dict[str, dict[int, BleuDifference]], str]:
-    """Compare each run with the first row's run that has the same seed, if the references match.
+    """Compare each run with the first row's run that has the same seed and references.
 
-    Return the differences, keyed by row and seed, and the sacreBLEU signature. The signature
-    is "" if there are no differences.
+    Return the differences by row and seed, and the sacreBLEU signature or "".
     """
     base = next(iter(by_row))
     differences: dict[str, dict[int, BleuDifference]] = {}

@@ -43,10 +43,7 @@ class Contrast:
 
 
 def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] | None:
-    """Return the fields that vary if the rows are all combinations of at least two fields.
-
-    The values are in the order of the rows, so the first row has the baseline of each field.
-    """
+    """Return the values of each field, baseline first, if the rows are all their combinations."""
     base = next(iter(configs.values()))
     changed = {key for config in configs.values() for key in base.differences(config)}
     fields = sorted(changed - {("train", "seed")})

@@ -37,10 +37,9 @@ RATIOS_CAPTION = (
 
 
 def draw_curves(results: Results) -> Picture:
-    """Plot perplexity by step, with a line for each row's mean over seeds and a band for its range.
+    """Plot perplexity by step, with a mean and a band for each row.
 
-    The first row and the seven rows that differ most from it are in color; the other rows are gray
-    lines without bands.
+    The first row and the seven that differ most from it are in color, and others are gray lines.
     """
     curves = {name: _mean_curve(row) for name, row in results.rows.items()}
     names = [name for name in _by_importance(results) if len(curves[name].x)]

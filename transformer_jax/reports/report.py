@@ -175,10 +175,7 @@ COMPARISONS: dict[ScoredSplit, dict[str, Column]] = {
 
 
 def summary_table(results: Results) -> list[list[str]]:
-    """Return the table that `transformer-jax report` prints for the set that the answers use.
-
-    The full tables are too wide for a terminal.
-    """
+    """Return a table for the terminal, with the scores on the set that the answers use."""
     split = results.splits[-1]
     columns = {heading: SCORES[heading] for heading in ("row", "change", f"{split} perplexity")}
     compared = {x: COMPARISONS[split][x] for x in ("ln perplexity to base", "verdict")}
@@ -264,7 +261,7 @@ def make_trial_table(results: Results) -> Table:
         return []
     table = [["row", tuning.field, "seed", "status", "dev_perplexity", "chosen"]]
     for trial in results.trials:
-        value = tuning.value_of(trial.run.config)
+        value = trial.run.config.by_field()[tuning.field]
         score = trial.scores.get("dev", {}).get("perplexity", "")
         is_chosen = tuning.chosen.get(trial.run.row) == value
         row = [trial.run.row, value, trial.run.seed, trial.status, score, is_chosen]

@@ -182,11 +182,7 @@ class Results:
         return analyses[score].comparisons.get(name, nothing) if analyses else nothing
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
-        """Return how much a row's score differs from the first row's score in the paper.
-
-        For perplexity, return the difference between the logarithms. Return None if the paper does
-        not report both scores.
-        """
+        """Return a row's difference from the first row in the paper, in ln perplexity or BLEU."""
         ours, base = getattr(self.rows[name].paper, score), getattr(self.base.paper, score)
         if ours is None or base is None:
             return None
@@ -195,10 +191,7 @@ class Results:
     def verdict(
         self, name: str, score: PaperScore, split: ScoredSplit | None = None
     ) -> Verdict | None:
-        """Return whether a row's difference from the first row agrees with the paper.
-
-        Return None for the first row, or if a score is missing.
-        """
+        """Return whether a row's difference from the first row agrees with the paper, if known."""
         paper, comparison = self.paper_difference(name, score), self.compare(name, score, split)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
@@ -222,10 +215,7 @@ class Results:
         return sign_agreement(self.differences(score, split), MARGINS[score])
 
     def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
-        """Return how many seeds would suffice to show that two rows are equally good.
-
-        Return None if the standard deviation between seeds is unknown or zero.
-        """
+        """Return how many seeds would show that two rows are equally good, or None if unknown."""
         analysis = self.analyses[split][score]
         if not analysis.deviation:
             return None
@@ -233,11 +223,7 @@ class Results:
 
 
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
-    """Return the config of the first run that has started, or else the planned config.
-
-    A run's config can differ from the planned config, because a learned vocabulary may be smaller
-    than requested.
-    """
+    """Return the config of the first run that has started, or else the planned config."""
     for status in statuses:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
             return Config.from_dict(read_json_if_valid(status.run.path / "run.json")["config"])

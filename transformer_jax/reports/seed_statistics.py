@@ -348,10 +348,7 @@ def dunnett_quantile(confidence: float, correlation: Correlation, freedom: int) 
 
 
 def _square_root(correlation: Float[np.ndarray, "K K"]) -> Float[np.ndarray, "K K"]:
-    """Return a matrix whose product with its transpose is the correlation matrix.
-
-    Contrasts can depend linearly on each other, and the matrix is then singular.
-    """
+    """Return a matrix whose product with its transpose is the matrix, which can be singular."""
     values, vectors = np.linalg.eigh(correlation)
     if values.min() > 1e-9:
         return np.linalg.cholesky(correlation)

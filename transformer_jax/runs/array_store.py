@@ -32,11 +32,7 @@ _STARTING = threading.Lock()
 
 
 def save_async(folder: Path, trees: Trees) -> PendingWrite:
-    """Start writing each tree to its own subfolder.
-
-    After this function returns, the caller may donate the arrays. This function and the pending
-    write's `result()` may raise any Orbax error.
-    """
+    """Start writing each tree to its own subfolder. Afterward, the arrays may be donated."""
     # Runs that train in one program save at the same time, but Orbax numbers its operations in a
     # global variable.
     with _STARTING:

@@ -27,7 +27,7 @@ import jax
 from jaxtyping import PyTree
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
-from transformer_jax.files import JsonObject, sync, write_text
+from transformer_jax.files import JsonObject, find_free_path, sync, write_text
 from transformer_jax.progress import note
 from transformer_jax.remote import copies, session
 from transformer_jax.runs import array_store, checksums
@@ -130,11 +130,7 @@ class CheckpointManager:
         return None
 
     def find_damage(self, step: int) -> str | None:
-        """Describe the damage to a checkpoint, or return None if the checkpoint is intact.
-
-        Raise a StorageError if the checkpoint does not exist. For example, a run that is still
-        training may have deleted it.
-        """
+        """Describe the damage to a checkpoint, or return None if it is intact."""
         if step in self._verified:
             return None
         try:
@@ -160,10 +156,7 @@ class CheckpointManager:
             checksums.check(folder)
 
     def prepare_save(self, step: int, arrays: Trees) -> None:
-        """Wait for the previous write and check that the disk has room for this checkpoint.
-
-        This method must return in all processes before any process calls `save`.
-        """
+        """Wait for the previous write and check the disk's free space, before any process saves."""
         self.wait()
         session.check(self.run)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(dict(arrays)))
@@ -204,10 +197,7 @@ class CheckpointManager:
             self.wait_for_copy()
 
     def wait_for_copy(self) -> None:
-        """Wait until the host has a copy of the arrays, which may then be donated.
-
-        Raise a StorageError if they cannot be copied.
-        """
+        """Wait until the host has a copy of the arrays, which may then be donated."""
         copied, self._copy = self._copy, None
         if copied is not None and copied.exception() is not None:
             self.wait()
@@ -375,12 +365,8 @@ class CheckpointManager:
         """Rename a damaged checkpoint; return a phrase that reports its new name."""
         if self._keep is None or not self._is_primary:
             return ""
-        name, count = f"bad-{step}", 1
-        while (self.folder / name).exists():
-            count += 1
-            name = f"bad-{step}-{count}"
-        (self.folder / str(step)).rename(self.folder / name)
+        aside = (self.folder / str(step)).rename(find_free_path(self.folder / f"bad-{step}"))
         session.commit(self.run)
         self._metadata.pop(step, None)
         self._damage.pop(step, None)
-        return f" and was renamed to {name}"
+        return f" and was renamed to {aside.name}"

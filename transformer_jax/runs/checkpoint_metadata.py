@@ -17,18 +17,11 @@ NAME = "checkpoint.json"
 # The number of reports in metrics.jsonl for earlier steps.
 EARLIER_REPORTS = "earlier_reports"
 # If a checkpoint predates a config field, the field's default value applies.
-DEFAULTS = {
-    f"{section}.{key}": value
-    for section, fields in Config().to_dict().items()
-    for key, value in fields.items()
-}
+DEFAULTS = Config().by_field()
 
 
 def count_expected_reports(run: Path) -> int:
-    """Return the minimum number of reports in metrics.jsonl, according to the latest checkpoint.
-
-    Return 0 if no checkpoint is intact, or if the checkpoint does not contain this number.
-    """
+    """Return the number of reports that the latest checkpoint implies, or 0 if it is unknown."""
     with contextlib.suppress(OSError, CorruptionError, *INVALID_JSON, KeyError):
         names = (path.name for path in (run / "checkpoints").iterdir())
         step = max(int(name) for name in names if name.isdecimal())
@@ -61,10 +54,7 @@ class CheckpointMetadata(NamedTuple):
     """See `DevScores`; None if `perplexity` is None or if the checkpoint predates this field."""
 
     def score(self, metric: Literal["perplexity", "smoothed_loss"]) -> float | None:
-        """Return a score on the development set. The best checkpoint has the lowest score.
-
-        Like fairseq, round the smoothed loss to 0.001 bits.
-        """
+        """Return a score, which is lower if it is better. As in fairseq, round it to 0.001 bits."""
         if metric == "perplexity" or self.smoothed_loss is None:
             return self.perplexity if metric == "perplexity" else None
         return round(self.smoothed_loss / math.log(2), 3)

@@ -93,10 +93,7 @@ def _check(folder: Path, digests: Digests) -> None:
 
 @contextlib.contextmanager
 def listed_files(folder: Path) -> Iterator[Path]:
-    """Yield a folder that contains only the listed files, for libraries that read every file.
-
-    If the folder contains other files, yield a temporary folder with links to the listed files.
-    """
+    """Yield a folder that contains only the listed files, because Orbax reads every file."""
     digests = _read_digests(folder)
     paths = (path for path in folder.rglob("*") if path.is_file())
     if {path.relative_to(folder).as_posix() for path in paths} <= {*digests, NAME}:
@@ -170,10 +167,7 @@ def _read_digests(folder: Path) -> Digests:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield each file's relative path; raise a CorruptionError for a link or special file.
-
-    Skip files that other programs leave behind.
-    """
+    """Yield the path of each file that is not stray; raise CorruptionError for a special file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

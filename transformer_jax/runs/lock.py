@@ -54,10 +54,7 @@ def describe_holder(run: Path) -> str:
 
 
 def _lock_exclusively(file: IO[str]) -> bool:
-    """Try to acquire the exclusive lock, and return whether this process now holds it.
-
-    Wait up to a second for readers, but do not wait for another exclusive holder.
-    """
+    """Try to acquire the exclusive lock. Wait up to a second, but only for readers."""
     for _ in range(ATTEMPTS):
         if try_lock(file):
             return True

@@ -61,10 +61,7 @@ def _check_number(path: Path, number: int, num_expected: int) -> None:
 
 
 def _is_out_of_order(report: JsonObject, latest: dict[str, int]) -> bool:
-    """Return whether a report's step precedes `latest`, the latest step of the report's split.
-
-    Otherwise, update `latest`.
-    """
+    """Return whether a report's step precedes that of its split in `latest`, or update `latest`."""
     split, step = str(report.get("split")), report["step"]
     if step < latest.get(split, 0):
         return True

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 from transformer_jax import files
 from transformer_jax.config import Config
@@ -43,6 +43,7 @@ from transformer_jax.files import (
     INVALID_JSON,
     JsonObject,
     check_no_links,
+    is_stray,
     new_folder,
     read_json,
     write_json,
@@ -53,9 +54,13 @@ from transformer_jax.runs.lock import describe_holder
 from transformer_jax.runs.tokenizer_files import read_vocabulary, write_vocabulary
 from transformer_jax.runs.versions import current_versions
 
+if TYPE_CHECKING:
+    from transformer_jax.data.prepare import Prepared
+
 MUTABLE_ON_RESUME = {
-    section: marked(section_type, ON_RESUME)
+    f"{section}.{key}"
     for section, (section_type, _) in annotations(Config).items()
+    for key in marked(section_type, ON_RESUME)
 }
 Dtype = Literal["float32", "bfloat16"]
 
@@ -172,6 +177,13 @@ class RunFolder:
         # Use a pattern, because str.isdigit accepts characters such as "²".
         return max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
 
+    def find_text(self) -> "Prepared":
+        """Return the run's prepared text, which is encoded again if it is not in the cache."""
+        # Commands open runs before they import the libraries that read text.
+        from transformer_jax.data.prepare import find_prepared
+
+        return find_prepared(self.config.data, self.vocabulary, self.fingerprint)
+
     @property
     def versions(self) -> dict[str, str]:
         """The run's software versions, and the digests of its vocabulary and data."""
@@ -196,16 +208,16 @@ class RunFolder:
     @property
     def software_versions(self) -> dict[str, str]:
         """The versions of the software that created the run or last changed its config."""
-        stored = self._read_description().get("versions")
-        versions = stored.items() if isinstance(stored, dict) else ()
-        return {name: str(version) for name, version in versions}
+        return self._read_strings("versions")
 
     @property
     def environment(self) -> dict[str, str]:
         """The devices and settings of the process that created the run."""
-        stored = self._read_description().get("environment")
-        settings = stored.items() if isinstance(stored, dict) else ()
-        return {name: str(value) for name, value in settings}
+        return self._read_strings("environment")
+
+    def _read_strings(self, name: str) -> dict[str, str]:
+        stored = self._read_description().get(name)
+        return {k: str(x) for k, x in stored.items()} if isinstance(stored, dict) else {}
 
     @property
     def cpu_threads(self) -> int | None:
@@ -219,13 +231,8 @@ class RunFolder:
     @property
     def identity(self) -> dict[str, object]:
         """The config fields and digests that a checkpoint must share with its run."""
-        fields = {
-            f"{section}.{key}": value
-            for section, fields in self.config.to_dict().items()
-            for key, value in fields.items()
-            if key not in MUTABLE_ON_RESUME[section]
-        }
-        return {**fields, **self._digests}
+        values = self.config.by_field().items()
+        return {k: x for k, x in values if k not in MUTABLE_ON_RESUME} | self._digests
 
     @property
     def _digests(self) -> dict[str, str]:
@@ -233,10 +240,7 @@ class RunFolder:
         return {**{name: t.digest for name, t in tokenizers}, "data": self.fingerprint}
 
     def with_config(self, config: Config) -> "RunFolder":
-        """Return a copy of this object with a different config.
-
-        Call `store` to write the config to disk.
-        """
+        """Return a copy with a different config, which `store` writes to disk."""
         if self.package is not None:
             raise UsageError(
                 f"{self.path} is packaged without optimizer state and cannot resume: to train "
@@ -246,7 +250,7 @@ class RunFolder:
         changes = [
             f"{section}.{key} {before!r} -> {after!r}"
             for (section, key), (before, after) in self.config.differences(config).items()
-            if key not in MUTABLE_ON_RESUME[section]
+            if f"{section}.{key}" not in MUTABLE_ON_RESUME
         ]
         if changes:
             raise ConfigError(f"{self.path} cannot resume with changes in {', '.join(changes)}")
@@ -285,6 +289,12 @@ class RunFolder:
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)
+
+
+def evaluation_folders(run: Path, split: str = "") -> list[Path]:
+    """Return the folders of a run's stored evaluations, in alphabetical order."""
+    files = sorted(run.glob(f"evaluations/{split}*/scores.json"))
+    return [file.parent for file in files if not is_stray(file.parent.name)]
 
 
 def _read_parts(description: JsonObject) -> dict[str, dict[str, str]]:

@@ -30,10 +30,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def source_commit() -> str:
-    """Return this package's Git commit, followed by "+" if there are uncommitted changes.
-
-    Return "" if the package is not in a clone of its repository.
-    """
+    """Return this package's Git commit, with "+" for uncommitted changes, or "" if unknown."""
     file = Path(__file__)
     is_tracked = ["git", "ls-files", "--error-unmatch", file.name]
     describe = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]

@@ -40,11 +40,7 @@ MIN_POSITIONS = 1024
 
 
 def export_ctranslate2(run: Run, path: Path, quantization: Quantization = "float32") -> None:
-    """Export a run's model to a new folder that `ctranslate2.Translator` can load.
-
-    With int8, each matrix is quantized with one scale per row. With bfloat16, all parameters are
-    rounded to bfloat16.
-    """
+    """Export a run's model to a new folder that `ctranslate2.Translator` can load."""
     specification = make_specification(run, quantization)
     with new_folder(path) as folder:
         specification.save(str(folder))

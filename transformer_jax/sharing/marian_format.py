@@ -35,10 +35,7 @@ def model_settings(
     vocab_size: int,
     source_vocab_size: int | None = None,
 ) -> dict[str, object]:
-    """Return the content of Marian's config.json.
-
-    The vocabulary sizes come from `Vocabulary.sizes`. `table` is the target's token table, if any.
-    """
+    """Return the content of Marian's config.json; `table` is the target's token table."""
     widths = {"ffn_dim": config.d_ff, "attention_heads": config.num_heads}
     encoder_layers, decoder_layers = config.layers_per_stack
     is_shared = config.tie_embeddings == "all" and source_vocab_size is None
@@ -119,11 +116,7 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
 def read_config(
     path: Path, settings: JsonObject, generation: JsonObject, vocabulary: Vocabulary
 ) -> Config:
-    """Return the config of a Marian model, with attention biases and logit biases enabled.
-
-    Translations use the same beam size and length penalty as `generate`. `model.max_length` is the
-    number of positions.
-    """
+    """Return the config of a Marian model with all biases and the settings of `generate`."""
     _check_expressible(path, settings)
     decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)
@@ -208,10 +201,7 @@ MIN_POSITIONS = 512
 
 
 def export_marian(run: Run, path: Path) -> None:
-    """Export a run's model in float32 to a new folder in Marian's format.
-
-    Layer normalization in Marian always uses `LAYER_NORM_EPSILON`.
-    """
+    """Export a run's model in float32 to a new folder in Marian's format."""
     check_exportable(run.config, "marian")
     config, vocabulary = run.config.model, run.vocabulary
     table = vocabulary.target.table

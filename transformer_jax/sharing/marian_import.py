@@ -148,11 +148,7 @@ def _make_tokenizer(
     tokens: list[str],
     needs_table: bool,
 ) -> Tokenizer:
-    """Return the tokenizer for a SentencePiece model and the vocabulary's tokens.
-
-    The tokenizer has a token table if `needs_table` is true or if the IDs in the vocabulary differ
-    from those in the model.
-    """
+    """Return a tokenizer, with a token table if it is needed or if the model's IDs differ."""
     check_model(model, str(path / name))
     table = read_tokens(path, settings, tokens)
     has_package_ids = table[1:] == (PAD, BOS, EOS, UNKNOWN)

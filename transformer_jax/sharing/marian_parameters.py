@@ -49,11 +49,7 @@ class Module(NamedTuple):
 
 
 def to_marian(config: ModelConfig, params: Params, vocabulary: Vocabulary | None = None) -> Arrays:
-    """Convert parameters or their gradients to Marian's names, channel order, and token order.
-
-    Biases that are missing from the model become zeros. If `vocabulary` is None, the order of the
-    tokens does not change.
-    """
+    """Convert parameters or gradients to Marian's names and order; missing biases become zeros."""
     params = flatten_params(params)
     channels = channel_order(config.d_model)
     arrays = {}
@@ -100,10 +96,7 @@ def marian_shapes(config: ModelConfig, shapes: Shapes) -> Shapes:
 
 
 def from_marian(config: ModelConfig, arrays: Arrays, vocabulary: Vocabulary) -> Params:
-    """Invert `to_marian`: convert Marian's arrays to this package's parameters.
-
-    Attention biases and logit biases are omitted unless the config enables them.
-    """
+    """Invert `to_marian`, without attention and logit biases unless the config enables them."""
     channels = np.argsort(channel_order(config.d_model))
     names = {"embedding.table": SHARED} if SHARED in arrays else TABLES
     params = {
@@ -143,10 +136,7 @@ def has_attention_bias(arrays: Arrays) -> bool:
 
 
 def table_names(names: Collection[str]) -> dict[str, str]:
-    """Return Marian's names for the embedding tables, keyed by their names in this package.
-
-    `names` contains this package's names for all parameters.
-    """
+    """Return Marian's names for the embedding tables among these names of parameters."""
     if "source_embedding.table" not in names:
         return {"embedding.table": SHARED}
     return {ours: theirs for ours, theirs in TABLES.items() if ours in names}

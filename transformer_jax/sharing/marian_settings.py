@@ -62,11 +62,7 @@ SPECIAL_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>
 def check_settings(
     path: Path, settings: JsonObject, generation: JsonObject, tokenizer: JsonObject
 ) -> None:
-    """Reject settings that change translations and that this package cannot express.
-
-    `generation` is {} if the folder has no generation_config.json; `generate` then reads these
-    settings from config.json.
-    """
+    """Reject settings that change translations and that this package cannot express."""
     is_separate = bool(generation)
     file = path / ("generation_config.json" if is_separate else "config.json")
     if not is_separate:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.files import is_stray, read_json_if_valid
-from transformer_jax.runs.run_folder import Dtype
+from transformer_jax.files import read_json_if_valid
+from transformer_jax.runs.run_folder import Dtype, evaluation_folders
 
 CARD = """---
 {front_matter}---
@@ -69,9 +69,9 @@ ARCHITECTURES = {
 def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     """Return the scores that `evaluate` stored for the mean of the checkpoints at these steps."""
     scores: list[StoredScores] = []
-    for path in sorted(run.glob("evaluations/*/scores.json"), reverse=True):
-        result = read_json_if_valid(path)
-        if is_stray(path.parent.name) or result.get("steps") != list(steps):
+    for path in reversed(evaluation_folders(run)):
+        result = read_json_if_valid(path / "scores.json")
+        if result.get("steps") != list(steps):
             continue
         # Another program may have written this file, so skip it if it is invalid.
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -112,11 +112,7 @@ def write_card(
     languages: tuple[str, str] | None,
     data_note: str = "",
 ) -> str:
-    """Return the text of a model card.
-
-    `versions` is the value of `RunFolder.versions`. `data_note` is Markdown text that describes the
-    data.
-    """
+    """Return the text of a model card. `data_note` is Markdown that describes the data."""
     data = config.data
     metadata: dict[str, object] = {
         "language": languages,

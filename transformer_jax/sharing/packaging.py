@@ -101,11 +101,7 @@ def package_run(
 def build_package(
     run: Run, path: Path, dtype: Dtype = "float32", versions: Mapping[str, str] | None = None
 ) -> AbstractContextManager[RunFolder]:
-    """Return a context manager that creates a package without parameters. See `RunFolder.build`.
-
-    In the package's config, `data.folder` is None, and absolute paths of text files are shortened
-    to file names.
-    """
+    """Return a context manager that creates a package without parameters or paths of text."""
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(run.config.data, split):

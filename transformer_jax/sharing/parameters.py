@@ -57,11 +57,7 @@ def read_arrays(
     *,
     types: Sequence[str] = ("F32",),
 ) -> tuple[Arrays, Metadata]:
-    """Return the arrays and the metadata of a safetensors file.
-
-    The file must contain all expected arrays, can contain optional arrays, and must not contain
-    others. `types` lists the allowed data types.
-    """
+    """Return a safetensors file's arrays, which must be the expected ones, and its metadata."""
     safetensors = import_optional("safetensors")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -112,11 +108,7 @@ FLOATS = tuple(TYPES.values())
 
 
 def read_torch_arrays(path: Path, expected: Shapes, optional: Shapes, max_bytes: int) -> Arrays:
-    """Read a PyTorch file with the expected arrays, in one of `FLOATS`, and convert to float32.
-
-    The file may also contain the optional arrays, but no others. `max_bytes` limits the size of the
-    unpacked file.
-    """
+    """Read a PyTorch file with the expected arrays, in one of `FLOATS`, and convert to float32."""
     torch = import_optional("torch")
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if version < MIN_TORCH:

@@ -86,10 +86,7 @@ class Translation(NamedTuple):
 
 
 def verify(run: Run, system: System, lines: Sequence[str] | None = None) -> Verification:
-    """Compare a run's translations with those of its exported model.
-
-    `lines` defaults to the result of `sample_lines`. The run's model computes in float32.
-    """
+    """Compare the translations of a run, computed in float32, with those of its exported model."""
     lines = sample_lines(run) if lines is None else lines
     equal, differences = 0, [0.0]
     for line, ours in zip(lines, find_translations(run, lines), strict=True):
@@ -112,10 +109,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 
 
 def dev_lines(run: Run, count: int) -> list[str]:
-    """Return up to `count` development-set source lines that are neither blank nor too long.
-
-    The list is empty if the development set is not available without a download.
-    """
+    """Return up to `count` lines of the development set, or [] if it needs a download."""
     data = run.config.data
     # Reading a dataset from TensorFlow Datasets may start a download.
     if data.corpus == "tfds":

@@ -41,11 +41,9 @@ MEMORY_MARGIN = 1.5
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate how many seconds a run in each row takes if `num_parallel` runs train concurrently.
+    """Estimate the seconds of a run in each row, if `num_parallel` runs train concurrently.
 
-    The estimates are too high if batches contain a lot of padding or if the source and target
-    differ in length, because `train_flops` counts full batches. The estimates are also too high if
-    the peak FLOP/s is measured while other programs are using the device.
+    The estimates are too high if batches contain padding, or if other programs use the device.
     """
     # Each run uses either one accelerator or an equal share of the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()
@@ -58,10 +56,7 @@ def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
 
 
 def remaining_runs(sweep: Sweep, *, retry_failed: bool) -> dict[str, float]:
-    """Return how many runs in each row remain, counting a partly trained run as a fraction.
-
-    Failed runs count only if `retry_failed` is true.
-    """
+    """Return how many runs in each row remain; a partly trained run counts as a fraction."""
     remaining = dict.fromkeys(sweep.rows, 0.0)
     for run in sweep.runs:
         status = read_status(run)
@@ -102,11 +97,7 @@ Counts = Mapping[str, int | None]
 
 
 def count_devices_of_rows(sweep: Sweep, target: Target) -> Counts:
-    """Return how many devices each row needs, or None for a row that does not fit on the target.
-
-    The number of devices is a power of two or the target's total number of devices. To find this
-    number, the function compiles the step for the row's largest batch shape from `assume_shapes`.
-    """
+    """Return how many devices each row needs, or None for a row that does not fit."""
     for row in sweep.rows.values():
         check_attention(row.config, target)
     devices = make_devices(target)

@@ -25,11 +25,7 @@ from transformer_jax.training.member import Assignment
 
 
 def train_runs(runs: Sequence[SweepRun], worker: int) -> None:
-    """Create or resume the runs, and train them together.
-
-    `worker` is the process ID of the worker, which is recorded in the status of each run. See
-    `train_together` for the errors that end all runs.
-    """
+    """Create or resume the runs, and train them together; `worker` is a process ID."""
     # Resumed runs keep the number of CPU threads that they were created with.
     stored = [RunFolder.open(run.path) for run in runs if (run.path / "run.json").exists()]
     start_backend(stored[0].cpu_threads if stored else None)

@@ -12,7 +12,6 @@ A sweep's folder contains:
         slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
-import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from transformer_jax.files import (
     INVALID_JSON,
     JsonObject,
     check_no_links,
+    find_free_path,
     is_stray,
     lock_folder,
     read_json,
@@ -102,20 +102,6 @@ class Tuning:
     chosen: Mapping[str, FieldValue] = field(default_factory=dict)
     """The values that have been chosen so far, keyed by row."""
 
-    def change(self, config: Config, value: FieldValue) -> Config:
-        """Return the config with a different value for the field."""
-        section, key = self.field.split(".")
-        return config.change(**{section: {key: value}})
-
-    def value_of(self, config: Config) -> FieldValue:
-        """Return the field's value in a config."""
-        section, key = self.field.split(".")
-        return getattr(getattr(config, section), key)
-
-    def is_same_as(self, other: "Tuning | None") -> bool:
-        """Return whether another tuning has the same trials."""
-        return other is not None and replace(self, chosen={}) == replace(other, chosen={})
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -176,7 +162,7 @@ class Sweep:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
         if not _is_free(self.path):
             stored = Sweep.open(self.path)
-            if not _have_same_tuning(stored, self):
+            if _without_choices(stored.tuning) != _without_choices(tuning):
                 raise UsageError(
                     f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this "
                     f"one {_describe_tuning(tuning)}: choose another folder (",
@@ -261,10 +247,9 @@ def _read_tuning(data: JsonObject, rows: Mapping[str, Row]) -> Tuning:
     return tuning
 
 
-def _have_same_tuning(stored: Sweep, new: Sweep) -> bool:
-    return stored.tuning is new.tuning or (
-        new.tuning is not None and new.tuning.is_same_as(stored.tuning)
-    )
+def _without_choices(tuning: Tuning | None) -> Tuning | None:
+    """Return what determines the trials."""
+    return None if tuning is None else replace(tuning, chosen={})
 
 
 def _describe_tuning(tuning: Tuning | None) -> str:
@@ -276,21 +261,19 @@ def _describe_tuning(tuning: Tuning | None) -> str:
 
 def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = None) -> Path:
     """Return `path`, or add a number to it if the sweep in `path` cannot include these rows."""
-    new = Sweep(path, _with_same_batch_shapes(rows), (), tuning=tuning)
-    others = (path.with_name(f"{path.name}-{count}") for count in itertools.count(2))
-    return next(other for other in itertools.chain([path], others) if _accepts(other, new))
+    configs = {name: row.config for name, row in _with_same_batch_shapes(rows).items()}
 
+    def accepts(path: Path) -> bool:
+        if _is_free(path):
+            return True
+        stored = Sweep.open(path)
+        return (
+            _without_choices(stored.tuning) == _without_choices(tuning)
+            and next(iter(stored.rows)) == next(iter(configs))
+            and all(stored.rows[x].config == configs[x] for x in stored.rows.keys() & configs)
+        )
 
-def _accepts(path: Path, new: Sweep) -> bool:
-    """Return whether a folder is unused or contains a sweep to which new rows can be added."""
-    if _is_free(path):
-        return True
-    stored = Sweep.open(path)
-    return (
-        _have_same_tuning(stored, new)
-        and next(iter(stored.rows)) == next(iter(new.rows))
-        and all(stored.rows[x].config == new.rows[x].config for x in stored.rows.keys() & new.rows)
-    )
+    return find_free_path(path, accepts)
 
 
 def _is_free(path: Path) -> bool:
@@ -328,7 +311,7 @@ def plan_sweep(
     first = rows[base].config.train.seed
     if tuning is not None and not _is_free(path):
         stored = Sweep.open(path).tuning
-        if stored is not None and tuning.is_same_as(stored):
+        if stored is not None and _without_choices(stored) == _without_choices(tuning):
             chosen = {row: value for row, value in stored.chosen.items() if row in selected}
             tuning = replace(tuning, chosen=chosen)
     runs = _plan_runs(path, selected, range(first, first + seeds), tuning)
@@ -342,10 +325,7 @@ def check_num_seeds(name: str, count: int) -> None:
 
 
 def _with_same_batch_shapes(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Use the first row's number of batch shapes in all rows that do not set the number.
-
-    If rows with the same text have the same number of shapes, they also train on the same batches.
-    """
+    """Use the first row's number of batch shapes in all rows that do not set the number."""
     shapes = next(iter(rows.values())).config.with_batch_shapes().data.max_batch_shapes
     return {k: replace(row, config=row.config.with_batch_shapes(shapes)) for k, row in rows.items()}
 
@@ -355,7 +335,8 @@ def _plan_runs(
 ) -> list[SweepRun]:
     configs = {name: row.config for name, row in rows.items()}
     if tuning is not None:
-        configs |= {x: tuning.change(configs[x], value) for x, value in tuning.chosen.items()}
+        chosen = tuning.chosen.items()
+        configs |= {row: configs[row].with_fields({tuning.field: x}) for row, x in chosen}
     controls = {name for name, row in rows.items() if row.is_control}
     configs |= {name: configs[find_copied(rows, name)] for name in controls}
     # Train every row with one seed before moving on to the next seed, so that even an unfinished
@@ -370,10 +351,7 @@ def _plan_runs(
 
 
 def find_copied(rows: Mapping[str, Row], control: str) -> str:
-    """Return the name of the row that a control copies.
-
-    The row is not the first one if a command added it, together with the control, to a sweep.
-    """
+    """Return the name of the row that a control copies."""
     config = rows[control].config
     copied = (name for name, row in rows.items() if row.config == config and not row.is_control)
     if (name := next(copied, None)) is None:
@@ -388,7 +366,7 @@ def _plan_trials(path: Path, rows: Mapping[str, Row], tuning: Tuning) -> list[Sw
         for value in tuning.values
         for name, row in rows.items()
         if not row.is_control
-        for config in [tuning.change(row.config, value)]
+        for config in [row.config.with_fields({tuning.field: value})]
         for run in [f"tune/{name}/{value}/seed-{seed}"]
     ]
 

@@ -19,13 +19,13 @@ from transformer_jax.errors import Setting, StorageError, SweepFailedError, stor
 from transformer_jax.files import (
     JsonObject,
     check_no_links,
-    is_stray,
     read_json,
     read_json_if_valid,
     write_json,
 )
 from transformer_jax.remote.copies import uploading
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
+from transformer_jax.runs.run_folder import evaluation_folders
 from transformer_jax.sweeps.plan import SweepRun
 
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done", "unreadable"]
@@ -144,10 +144,7 @@ def write_status(
 
 
 def read_status(run: SweepRun) -> RunStatus:
-    """Return a run's status, including its results so far.
-
-    If the run's files are invalid, the status is "unreadable", and its note gives the reason.
-    """
+    """Return a run's status and results, or "unreadable" if the run's files are invalid."""
     folder, own = run.path.parent, {run.path, run.config_file, run.log_file, run.status_file}
     names = {path.name for path in own}
     try:
@@ -250,16 +247,15 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
         StorageError: the scores of an evaluation are damaged.
     """
     candidates = []
-    for path in run.path.glob(f"evaluations/{split}-step*/scores.json"):
-        if is_stray(path.parent.name):
-            continue
+    for folder in evaluation_folders(run.path, f"{split}-step"):
+        file = folder / "scores.json"
         # A new evaluation may have deleted the file.
         with contextlib.suppress(FileNotFoundError):
-            scores = read_json(path)
+            scores = read_json(file)
             step = scores.get("step", 0)
             if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
                 averaged = 0 if any_search else scores["average_checkpoints"]
-                candidates.append((averaged, step, path.stat().st_mtime, path.parent))
+                candidates.append((averaged, step, file.stat().st_mtime, folder))
     return max(candidates)[-1] if candidates else None
 
 

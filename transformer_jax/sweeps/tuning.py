@@ -42,7 +42,7 @@ def plan_tuning(
             raise UsageError(f"row {name} sets {field} itself, so it cannot be tuned")
         for value in values:
             check_row_name(str(value))
-            tuning.change(row.config, value)
+            row.config.with_fields({field: value})
     return tuning
 
 
@@ -85,7 +85,7 @@ def trial_scores(sweep: Sweep, statuses: Sequence[RunStatus]) -> dict[FieldValue
         loss = _loss(status)
         if loss is None:
             return None
-        losses[sweep.tuning.value_of(status.run.config)].append(loss)
+        losses[status.run.config.by_field()[sweep.tuning.field]].append(loss)
     complete = all(len(x) == len(sweep.tuning.seeds) for x in losses.values())
     return {value: statistics.fmean(x) for value, x in losses.items()} if complete else None
 

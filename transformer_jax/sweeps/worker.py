@@ -135,18 +135,11 @@ def _is_untrained(run: SweepRun) -> bool:
 
 def _has_test_set(run: SweepRun) -> bool:
     """Return whether the text of an existing run has a test set."""
-    from transformer_jax.data.prepare import find_prepared
-
-    folder = RunFolder.open(run.path)
-    prepared = find_prepared(folder.config.data, folder.vocabulary, folder.fingerprint)
-    return "test" in prepared.report
+    return "test" in RunFolder.open(run.path).find_text().report
 
 
 def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int, str]:
-    """Train under a supervisor; return the exit code and a note.
-
-    Append to `signals` any signals that interrupt this phase.
-    """
+    """Train under a supervisor; return the exit code and a note, and add signals to `signals`."""
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
@@ -177,10 +170,7 @@ def _supervise(
 
 
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
-    """Score a split; return the exit code and a note.
-
-    Append to `signals` any signals that interrupt this phase.
-    """
+    """Score a split; return the exit code and a note, and add signals to `signals`."""
     command = train_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
 

@@ -77,10 +77,7 @@ class Checkpointer:
     """
 
     def __init__(self, run: RunComponents) -> None:
-        """Open the run's checkpoints and print a line for each damaged checkpoint.
-
-        The primary process cleans up and validates the folder before the other processes open it.
-        """
+        """Open the run's checkpoints, and issue a note about each damaged one."""
         train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
         latest = None if run.group.is_primary else run.group.broadcast(None)

@@ -71,10 +71,8 @@ class CompiledStep:
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
         """Compile the step for upcoming buckets in the background.
 
-        On a CPU or TPU, one thread compiles one bucket at a time. The compiled programs are
-        identical to those from `compile`. If there are multiple processes, this method does
-        nothing, because the processes must compile the shapes in the order in which they train on
-        them.
+        If there are multiple processes, do nothing, because the processes must compile the shapes
+        in the order in which they train on them.
         """
         if jax.process_count() > 1:
             return
@@ -118,10 +116,7 @@ class CompiledStep:
     def __call__(
         self, state: TrainState, batch: Batch, placed: Batch | None = None
     ) -> tuple[TrainState, StepMetrics]:
-        """Run one step on this process's rows, compiling it if necessary. The state is donated.
-
-        `placed` is the result of `sharding.place_batch(batch)`, if the caller has it.
-        """
+        """Run one step on this process's rows; `placed` is the result of `place_batch`."""
         if not self.is_compiled_for(batch):
             self.compile(state, batch)
         placed = self._sharding.place_batch(batch) if placed is None else placed

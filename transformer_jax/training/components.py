@@ -7,7 +7,7 @@ import jax
 
 from transformer_jax.baselines.build import build_model
 from transformer_jax.data.batches import Batches
-from transformer_jax.data.prepare import Prepared, find_prepared
+from transformer_jax.data.prepare import Prepared
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
 from transformer_jax.errors import DataError
 from transformer_jax.model.encoder_decoder import EncoderDecoder
@@ -62,8 +62,7 @@ def build_run_components(
 ) -> RunComponents:
     """Prepare a run's text, and build its model, batches, schedule, and sharding.
 
-    If `like` is given, reuse the components of that run, whose text and batch
-    shapes must be the same.
+    If `like` is given, reuse that run's components; its text and batch shapes must be the same.
     `devices` defaults to all devices of all processes.
     """
     config = folder.config
@@ -77,7 +76,7 @@ def build_run_components(
             batches=like.batches.with_seed(config.train.seed),
             schedule=ActionSchedule(config.train, like.batches.per_epoch),
         )
-    prepared = find_prepared(config.data, folder.vocabulary, folder.fingerprint)
+    prepared = folder.find_text()
     batches = prepared.batches(config)
     model = build_model(config.model, **prepared.vocabulary.sizes)
     schedule = ActionSchedule(config.train, batches.per_epoch)

@@ -33,9 +33,7 @@ from transformer_jax.training.step import TrainStep, init_state
 def create_run(
     config: Config, path: Path, console: Console, *, init_from: Path | None = None
 ) -> RunFolder:
-    """Prepare the text and create a run folder.
-
-    The run folder appears only when it is complete.
+    """Prepare the text and create a run folder, which appears only when it is complete.
 
     If `init_from` is given, the new run starts with the vocabulary and latest parameters of the run
     at that path. The stored config contains the actual vocabulary sizes; a note on the console

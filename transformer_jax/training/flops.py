@@ -90,10 +90,7 @@ def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.
 
 
 def plain_config(config: ModelConfig) -> ModelConfig:
-    """Return a config for the same model without the options that only save time or memory.
-
-    The config has no attention window and has at least three positions.
-    """
+    """Return the model's config without options that only save time or memory, or a window."""
     is_fused, attention = config.has_fused_attention, config.attention_implementation
     return replace(
         config,

@@ -189,7 +189,7 @@ def _report_and_save(
     train_step: CompiledStep,
     shutdown: GracefulShutdown,
 ) -> None:
-    """For each active member, perform the actions due after a step. `active` is keyed by slot.
+    """Perform the actions due after a step for each active member, keyed by slot.
 
     All members save before any member is evaluated, because an evaluation can take a while.
     """

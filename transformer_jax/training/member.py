@@ -234,11 +234,7 @@ class Member:
             self._write_report(due, step - due)
 
     def score(self, due: DueActions, state: TrainState) -> None:
-        """Evaluate the latest checkpoint, whose state is `state`, and record its score.
-
-        Raises:
-            EvaluationStoppedError: a signal arrived.
-        """
+        """Evaluate the latest checkpoint, whose state is `state`, and record its score."""
         try:
             scores = self._evaluator.evaluate(
                 state, self.checkpointer.last_step, translate=due.translate
@@ -272,10 +268,7 @@ class Member:
         self._on_end(None)
 
     def _write_report(self, step: int, num_later: int = 0) -> None:
-        """Report a step's learning rate and the metrics since the last report.
-
-        `num_later` is the number of steps that have started after this step.
-        """
+        """Report the learning rate and metrics; `num_later` steps have started after this step."""
         config = self.folder.config
         # Skipped steps do not count as updates.
         num_updates = max(step - int(self.meter.last(num_later).skipped), 1)

@@ -132,11 +132,7 @@ class DataParallel:
         )(state, batch)
 
     def compile(self, step: TrainStep, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Compile the step for the shapes of this state and batch.
-
-        The program maps (state, numbers, batch) to (new state, metrics). The new state reuses the
-        memory of the old state. `TrainStep.make_numbers` returns the numbers.
-        """
+        """Compile (state, numbers, batch) -> (new state, metrics). The old state is donated."""
 
         # JAX uses this function's name in traces and error messages.
         def train_step(
@@ -168,10 +164,7 @@ class FSDP(DataParallel):
     """Data parallelism that also splits the state's arrays over the devices."""
 
     def sharding(self, leaf: jax.Array | jax.ShapeDtypeStruct, /) -> NamedSharding:
-        """Return a sharding along the largest axis that the number of devices divides.
-
-        If an array has no such axis, it is replicated.
-        """
+        """Return a sharding along the largest axis that the number of devices divides, if any."""
         divisible = [i for i, size in enumerate(leaf.shape) if size and size % self.mesh.size == 0]
         if not divisible:
             return self.replicated

@@ -49,10 +49,7 @@ class TrainState(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numeric settings in a config that a compiled step takes as arguments, keyed by field.
-
-    Configs that differ only in these settings share a program.
-    """
+    """The numeric settings in a config that a compiled step takes as arguments, keyed by field."""
 
     model: Mapping[str, ArrayLike]
     train: Mapping[str, ArrayLike]
@@ -120,11 +117,7 @@ class TrainStep:
     def __call__(
         self, state: TrainState, batch: Batch, compute: ComputeGradients | None = None
     ) -> tuple[TrainState, StepMetrics]:
-        """Update the state with the gradient of a whole batch.
-
-        `compute` distributes `compute_gradients` over devices. By default, a single device computes
-        the gradient.
-        """
+        """Update the state with a batch's gradient, which `compute` can distribute over devices."""
         sums = compute(self, state, batch) if compute else self.compute_gradients(state, batch)
         return self.apply_gradients(state, sums)
 

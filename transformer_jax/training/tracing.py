@@ -12,10 +12,7 @@ class StepTracer:
     """A context manager that traces consecutive steps of a run."""
 
     def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps, starting after step `after`.
-
-        When the trace starts, the step is already compiled for most batch shapes.
-        """
+        """Trace `steps` steps after step `after`, when most batch shapes are compiled."""
         self._folder, self._first, self._last = folder, after, after + steps
         self._trace = contextlib.ExitStack()
 

@@ -68,11 +68,8 @@ TRACKERS: Registry[Callable[[TrackedRun], Tracker]] = Registry("train.trackers")
 
 def _flatten(config: Config) -> dict[str, str | int | float | bool]:
     """Return the config's fields, keyed by names such as "model.d_model"."""
-    return {
-        f"{section}.{key}": value if isinstance(value, str | int | float) else str(value)
-        for section, fields in config.to_dict().items()
-        for key, value in fields.items()
-    }
+    values = config.by_field().items()
+    return {k: x if isinstance(x, str | int | float) else str(x) for k, x in values}
 
 
 @TRACKERS.register("tensorboard")

@@ -50,10 +50,7 @@ class AttentionPage:
 def render_page(
     maps: AttentionMaps, selection: Selection, *, source: str, target: str
 ) -> AttentionPage:
-    """Return a page that contains all weights and initially shows the selection.
-
-    The sentences `source` and `target` form the title.
-    """
+    """Return a page of all weights that first shows the selection. The sentences are its title."""
     chosen, indices = select(maps, selection)
     data = {
         "source": printable(source),

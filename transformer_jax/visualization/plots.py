@@ -40,11 +40,7 @@ class Curve(NamedTuple):
 def average_runs(
     label: str, runs: Sequence[Mapping[int, float]], *, geometric: bool = False
 ) -> Curve:
-    """Return the mean and range over runs at the steps that all runs share.
-
-    Each item of `runs` contains one run's values, keyed by step. The band extends from the lowest
-    to the highest value. Use the geometric mean for perplexities.
-    """
+    """Return the mean (geometric for perplexities) and range at the steps that all runs share."""
     shared = sorted(set.intersection(*map(set, runs))) if runs else []
     values = [[run[step] for run in runs] for step in shared]
     y = [_mean(row, geometric=geometric) for row in values]
@@ -64,11 +60,7 @@ def _mean(values: Sequence[float], *, geometric: bool) -> float:
 
 
 def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
-    """Plot one panel of curves per name, using a log axis if perplexities span a wide range.
-
-    Curves at the same index in different panels have the same color and line style. A curve without
-    points is omitted.
-    """
+    """Plot a panel for each name; curves at the same index have the same color and line style."""
     columns = min(len(panels), MAX_COLUMNS)
     rows = math.ceil(len(panels) / MAX_COLUMNS)
     figure = Figure(figsize=(7 if columns == 1 else 4 * columns, 3.6 * rows), layout="constrained")
@@ -90,10 +82,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Picture:
 
 
 def draw_curve(axes: Axes, curve: Curve, number: int) -> Line2D:
-    """Plot one curve with its band and return the curve's line.
-
-    `number` determines the color and line style.
-    """
+    """Plot a curve in the color and line style of its number, with its band; return its line."""
     color, style = line_style(number)
     if not np.array_equal(curve.low, curve.high):
         axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
@@ -133,10 +122,7 @@ def draw_losses(by_position: Curve, by_length: Curve) -> Picture:
 def draw_schedules(
     steps: Int[np.ndarray, " P"], panels: Mapping[str, Mapping[str, Float[np.ndarray, " P"]]]
 ) -> Picture:
-    """Plot the learning rate by step, with one panel per title and one line per label.
-
-    The first line in each panel is the reference and is drawn wider than the others.
-    """
+    """Plot the learning rate by step, with a panel per title; the first line is the reference."""
     figure = Figure(figsize=(4.5 * len(panels), 3.6), layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
@@ -162,10 +148,7 @@ MAX_OFFSETS = 33
 
 
 def dot_products(table: Float[np.ndarray, "T D"], num_offsets: int) -> Float[np.ndarray, " K"]:
-    """Return the mean dot product of PE(pos) and PE(pos + k) for k from 0 to `num_offsets` - 1.
-
-    For sinusoids, the dot product depends only on k.
-    """
+    """Return the mean dot product of PE(pos) and PE(pos + k) for k from 0 to `num_offsets` - 1."""
     products = table.astype(float) @ table.T.astype(float)
     return np.array([np.diagonal(products, offset).mean() for offset in range(num_offsets)])
 
@@ -188,11 +171,7 @@ def fit_linear_map(
 
 
 def draw_positions(tables: Mapping[str, Float[np.ndarray, "T D"]], *, offset: int = 1) -> Picture:
-    """Plot each table, its linear map from PE(pos) to PE(pos + offset), and two metrics.
-
-    The metrics are the dot product of PE(pos) and PE(pos + k), and the residual of
-    `fit_linear_map`.
-    """
+    """Plot each table, its linear map to PE(pos + offset), its dot products, and its residuals."""
     num_tables = len(tables)
     is_one = num_tables == 1
     height = 3.2 if is_one else 6.4

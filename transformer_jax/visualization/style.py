@@ -79,10 +79,7 @@ class Picture:
 
 
 def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
-    """Add a legend for `handles`, or for all labeled artists in the axes.
-
-    Without `handles`, matplotlib ignores labels that begin with an underscore.
-    """
+    """Add a legend for `handles`, or for all artists that matplotlib would list."""
     handles = handles or axes.get_legend_handles_labels()[0]
     if handles:
         labels = [str(handle.get_label()) for handle in handles]
@@ -90,9 +87,6 @@ def add_legend(axes: Axes, handles: Sequence[Artist] = ()) -> None:
 
 
 def line_style(number: int) -> tuple[str, str]:
-    """Return the color and style of the line with this zero-based index.
-
-    The first 32 lines have different combinations of color and style.
-    """
+    """Return the color and style of a line; the first 32 combinations differ."""
     cycle, color = divmod(number, len(PALETTE))
     return PALETTE[color], LINE_STYLES[(color + cycle) % len(LINE_STYLES)]

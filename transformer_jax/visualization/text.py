@@ -19,8 +19,5 @@ def truncate(text: str, limit: int) -> str:
 
 
 def printable_label(text: str) -> str:
-    """Return a label for matplotlib, with unprintable characters and dollar signs escaped.
-
-    Matplotlib interprets text between dollar signs as a formula.
-    """
+    """Escape text for matplotlib, which interprets text between dollar signs as a formula."""
     return printable(text).replace("$", r"\$")

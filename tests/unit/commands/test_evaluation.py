@@ -13,13 +13,13 @@ from run_files import write_untrained_run
 
 from transformer_jax.cli import main
 from transformer_jax.config.loading import load_config
-from transformer_jax.data.prepare import Prepared, find_prepared
-from transformer_jax.evaluation import evaluate as evaluate_module
+from transformer_jax.data.prepare import Prepared
 from transformer_jax.evaluation.evaluate import Evaluation, evaluate
 from transformer_jax.evaluation.scores import score
 from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import Translator
+from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import create_run
 
 GREEDY = {"beam_size": 1}
@@ -188,12 +188,9 @@ def test_mistakes_are_reported_before_anything_is_translated(
         message = "reference 1 of their test sets is 'eins' in one, 'zwei' in the other"
         assert message in error_of(65, "--baseline", path)
 
-    def prepare_without_test(*arguments: object, **options: object) -> Prepared:
-        prepared = find_prepared(*arguments, **options)  # pyrefly: ignore[bad-argument-type]
-        report = {key: value for key, value in prepared.report.items() if key != "test"}
-        return prepared._replace(report=report)
-
-    monkeypatch.setattr(evaluate_module, "find_prepared", prepare_without_test)
+    prepared = RunFolder.open(Path(path)).find_text()
+    report = {key: value for key, value in prepared.report.items() if key != "test"}
+    monkeypatch.setattr(RunFolder, "find_text", lambda _: prepared._replace(report=report))
     assert f"{path} has no test set" in error_of(2)
 
 
