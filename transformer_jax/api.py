@@ -25,11 +25,7 @@ from transformer_jax.registry import describe_foreign
 from transformer_jax.remote.copies import find_url, local_path, publish
 from transformer_jax.remote.session import check_shared, commit, training
 from transformer_jax.reports import tables
-from transformer_jax.reports.collect import (
-    collect_results,
-    collect_runs,
-    read_adhoc_statuses,
-)
+from transformer_jax.reports.collect import collect_results, collect_runs, read_adhoc_statuses
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import (
     list_comparisons,

@@ -129,11 +129,7 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
 
 
 def head_importance(
-    run: Run,
-    *,
-    split: Split = "dev",
-    num_sentences: int = NUM_SENTENCES,
-    margin: float = MARGIN,
+    run: Run, *, split: Split = "dev", num_sentences: int = NUM_SENTENCES, margin: float = MARGIN
 ) -> HeadImportance:
     """Compute the loss with masked heads on the first `num_sentences` sentences in a split.
 

@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
-from transformer_jax.model.encoder_decoder import (
-    EncoderDecoder,
-    EncoderOutput,
-)
+from transformer_jax.model.encoder_decoder import EncoderDecoder, EncoderOutput
 from transformer_jax.model.masks import source_mask
 
 Carry = PyTree[Shaped[Array, "B J ..."]]

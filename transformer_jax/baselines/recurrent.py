@@ -29,10 +29,7 @@ from transformer_jax.special_tokens import PAD
 CellState = Array | tuple[Array, Array]
 """The state of one layer: an array [..., D] for a GRU, or a pair of such arrays for an LSTM."""
 
-CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
-    "lstm": nn.OptimizedLSTMCell,
-    "gru": nn.GRUCell,
-}
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 
 
 class Memory(NamedTuple):

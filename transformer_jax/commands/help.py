@@ -113,11 +113,7 @@ def _shipped_names() -> list[str]:
     return sorted(file.stem for file in shipped_configs().glob("[a-z]*.py"))
 
 
-def _adapt(
-    cls: type,
-    shown: Sequence[str] | None,
-    prefix: str = "",
-) -> type:
+def _adapt(cls: type, shown: Sequence[str] | None, prefix: str = "") -> type:
     """Return a subclass with readable placeholders and defaults in its help.
 
     If `shown` is given, hide all other options.

@@ -70,10 +70,7 @@ class Export(CheckpointCommand):
     def _export(self, run: "Run", out: Path) -> str | None:
         """Export the model; return the result of the verification, or None if it is skipped."""
         if self.format == "safetensors":
-            from transformer_jax.sharing.packaging import (
-                export_safetensors,
-                read_safetensors,
-            )
+            from transformer_jax.sharing.packaging import export_safetensors, read_safetensors
 
             export_safetensors(run, out)
             # Reading the exported folder also verifies the digest of the parameters.

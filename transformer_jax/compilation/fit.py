@@ -83,11 +83,7 @@ class Check:
 
 
 def check_shapes(
-    shapes: Shapes,
-    target: Target,
-    devices: Sequence[jax.Device],
-    *,
-    only_largest: bool = False,
+    shapes: Shapes, target: Target, devices: Sequence[jax.Device], *, only_largest: bool = False
 ) -> Check:
     """Compile the step for all batch shapes, or only for the one that needs the most memory."""
     config, buckets = shapes.config, shapes.buckets

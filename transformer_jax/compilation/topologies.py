@@ -18,10 +18,7 @@ def make_devices(target: Target) -> list[jax.Device]:
     check_installed(target)
     options: dict[str, Any] = {"topology": target.topology}
     if target.is_tpu:
-        options = {
-            "topology_name": target.topology,
-            "chips_per_host_bounds": target.host_bounds,
-        }
+        options = {"topology_name": target.topology, "chips_per_host_bounds": target.host_bounds}
         if target.kind == "v4":
             options["chip_config_name"] = "megacore"
     else:

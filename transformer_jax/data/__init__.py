@@ -9,11 +9,6 @@ if TYPE_CHECKING:
     from transformer_jax.data.corpora import CORPORA, Corpus
     from transformer_jax.data.prepare import prepare_text
 
-__all__ = [
-    "CORPORA",
-    "Batch",
-    "Corpus",
-    "prepare_text",
-]
+__all__ = ["CORPORA", "Batch", "Corpus", "prepare_text"]
 
 __getattr__ = lazy_exports(__name__)

@@ -179,11 +179,7 @@ def evaluate_text(
 
 
 def evaluate(
-    run: Run,
-    text: Split | Files,
-    decode: Mapping[str, Option],
-    *,
-    per_checkpoint: bool = False,
+    run: Run, text: Split | Files, decode: Mapping[str, Option], *, per_checkpoint: bool = False
 ) -> Evaluation:
     """Translate and score a split of the run's text, or text in other files.
 

@@ -54,11 +54,7 @@ class Grid:
 
 
 def evaluate_grid(
-    folder: RunFolder,
-    split: Split,
-    grid: Grid,
-    *,
-    step: int | None = None,
+    folder: RunFolder, split: Split, grid: Grid, *, step: int | None = None
 ) -> list[JsonObject]:
     """Return the result of every search with every averaged model, sorted by settings.
 

@@ -18,13 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from transformer_jax.data.linearization import PUNCTUATION_TAGS, parse_linearized
-from transformer_jax.data.trees import (
-    EMPTY_ELEMENT,
-    TOP_LABELS,
-    Bracket,
-    Tree,
-    strip_function_tags,
-)
+from transformer_jax.data.trees import EMPTY_ELEMENT, TOP_LABELS, Bracket, Tree, strip_function_tags
 from transformer_jax.errors import DataError
 from transformer_jax.files import JsonObject
 

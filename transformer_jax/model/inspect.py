@@ -18,12 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UsageError
 from transformer_jax.model.build import choose_components
-from transformer_jax.model.encoder_decoder import (
-    EncoderDecoder,
-    Params,
-    init_params,
-    make_rng,
-)
+from transformer_jax.model.encoder_decoder import EncoderDecoder, Params, init_params, make_rng
 from transformer_jax.model.transformer import Transformer
 
 

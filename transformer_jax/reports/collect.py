@@ -16,12 +16,7 @@ from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Row
 from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
-from transformer_jax.errors import (
-    Setting,
-    StorageError,
-    TransformerJaxError,
-    UsageError,
-)
+from transformer_jax.errors import Setting, StorageError, TransformerJaxError, UsageError
 from transformer_jax.evaluation.evaluation_files import read_translations
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
 from transformer_jax.files import JsonObject, read_json_if_valid
@@ -87,10 +82,7 @@ def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:
 
 
 def collect_results(
-    sweep: Sweep,
-    statuses: Sequence[RunStatus],
-    command: str,
-    split: ScoredSplit | None = None,
+    sweep: Sweep, statuses: Sequence[RunStatus], command: str, split: ScoredSplit | None = None
 ) -> Results:
     """Collect the results of all runs so far. Runs with invalid translations are unreadable."""
     statuses = [_check_translations(status) for status in statuses]

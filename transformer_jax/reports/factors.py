@@ -124,11 +124,7 @@ def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> 
 
 
 def _estimate(
-    kind: Kind,
-    weights: Weights,
-    means: Float[np.ndarray, " R"],
-    error: float,
-    freedom: int,
+    kind: Kind, weights: Weights, means: Float[np.ndarray, " R"], error: float, freedom: int
 ) -> list[Contrast]:
     """Estimate one family; `error` is the standard error of a row's mean, without seed effects."""
     matrix = np.array(list(weights.values()))

@@ -14,13 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from transformer_jax.files import (
-    MAX_JSON_BYTES,
-    MAX_METRICS_BYTES,
-    is_stray,
-    sync,
-    write_text,
-)
+from transformer_jax.files import MAX_JSON_BYTES, MAX_METRICS_BYTES, is_stray, sync, write_text
 
 NAME = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([\w./=-]+)", re.ASCII)

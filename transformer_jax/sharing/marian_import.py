@@ -141,12 +141,7 @@ def _read_vocabulary(path: Path, settings: JsonObject) -> Vocabulary:
 
 
 def _make_tokenizer(
-    path: Path,
-    name: str,
-    model: bytes,
-    settings: JsonObject,
-    tokens: list[str],
-    needs_table: bool,
+    path: Path, name: str, model: bytes, settings: JsonObject, tokens: list[str], needs_table: bool
 ) -> Tokenizer:
     """Return a tokenizer, with a token table if it is needed or if the model's IDs differ."""
     check_model(model, str(path / name))

@@ -30,12 +30,7 @@ from transformer_jax.optional import require_library
 from transformer_jax.runs import checksums
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import Dtype, Package, RunFolder
-from transformer_jax.sharing.model_card import (
-    StoredScores,
-    find_languages,
-    find_scores,
-    write_card,
-)
+from transformer_jax.sharing.model_card import StoredScores, find_languages, find_scores, write_card
 from transformer_jax.sharing.parameters import (
     flatten_params,
     read_arrays,

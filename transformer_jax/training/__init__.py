@@ -8,11 +8,6 @@ if TYPE_CHECKING:
     from transformer_jax.training.schedule import learning_rate
     from transformer_jax.training.step import TrainState, TrainStep, init_state
 
-__all__ = [
-    "TrainState",
-    "TrainStep",
-    "init_state",
-    "learning_rate",
-]
+__all__ = ["TrainState", "TrainStep", "init_state", "learning_rate"]
 
 __getattr__ = lazy_exports(__name__)

@@ -105,9 +105,7 @@ def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
 
 
 def _train(
-    assignments: Sequence[Assignment],
-    shutdown: GracefulShutdown,
-    group: ProcessGroup | None = None,
+    assignments: Sequence[Assignment], shutdown: GracefulShutdown, group: ProcessGroup | None = None
 ) -> list[Member]:
     """Train runs until they have ended, and return them.
 

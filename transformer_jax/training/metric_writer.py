@@ -38,12 +38,7 @@ class MetricWriter:
     """A context manager that appends metrics to a run's existing metrics."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        console: Console,
-        callback: Callback | None = None,
-        *,
-        step: int,
+        self, folder: RunFolder, console: Console, callback: Callback | None = None, *, step: int
     ) -> None:
         """Set up a progress bar that starts at `step`."""
         self._folder, self._console, self._callback = folder, console, callback

@@ -24,13 +24,7 @@ from transformer_jax.data.batches import Batch, Bucket, Shard
 from transformer_jax.model.dropout import drawing_for_shard
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.model.target_platform import tracing_for
-from transformer_jax.training.step import (
-    GradientSum,
-    Numbers,
-    StepMetrics,
-    TrainState,
-    TrainStep,
-)
+from transformer_jax.training.step import GradientSum, Numbers, StepMetrics, TrainState, TrainStep
 
 Tree = TypeVar("Tree")
 

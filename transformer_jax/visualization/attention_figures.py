@@ -183,9 +183,7 @@ def _width(tokens: Sequence[str]) -> float:
 
 
 def draw_heads(
-    increases: Mapping[str, Float[np.ndarray, "L H"]],
-    losses: Float[np.ndarray, " P"],
-    limit: float,
+    increases: Mapping[str, Float[np.ndarray, "L H"]], losses: Float[np.ndarray, " P"], limit: float
 ) -> Picture:
     """Plot heat maps of head importance by kind of attention, and the loss as heads are pruned.
 

@@ -15,12 +15,7 @@ queries and s = 3 t keys.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from transformer_jax.model.attention import (
-    Heads,
-    MultiHeadAttention,
-    masked_softmax,
-    weighted_sum,
-)
+from transformer_jax.model.attention import Heads, MultiHeadAttention, masked_softmax, weighted_sum
 from transformer_jax.model.variants.relative_positions import relative_positions
 
 
