@@ -33,7 +33,6 @@ from transformer_jax.files import write_text
 from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.reports.footnotes import STATISTICS
 from transformer_jax.reports.seed_statistics import format_mean
-from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.status import read_status
 from transformer_jax.visualization.plots import Curve, average_runs, draw_curve
@@ -134,7 +133,7 @@ def read_scores(run: SweepRun) -> RunScores:
     Raises:
         StorageError: a file cannot be read, or the run has no scores or too few reports.
     """
-    table = metrics_table(RunFolder.open(run.path))
+    table = metrics_table(run.path)
     dev_bleu = metric_by_step(table, "dev/bleu")
     times = metric_by_step(table, "train/time")
     if not dev_bleu:

@@ -193,7 +193,7 @@ def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     return path.read_bytes()
 
 
-def read_json(path: Path) -> JsonObject:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonObject:
     """Return the object in a JSON file, without its digest.
 
     A file without a digest is accepted, because a person may have written or edited it.
@@ -203,7 +203,7 @@ def read_json(path: Path) -> JsonObject:
         StorageError: the file cannot be read, is invalid, or differs from what was written.
     """
     try:
-        content = read_limited(path)
+        content = read_limited(path, max_bytes)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -107,7 +107,7 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     folders = [x.folder if isinstance(x, Run) else RunFolder.open(local_path(x)) for x in runs]
     if not folders:
         raise UsageError("there is no run to compare")
-    metrics = {folder.path: metrics_table(folder) for folder in folders}
+    metrics = {folder.path: metrics_table(folder.path) for folder in folders}
     return Comparison(group_runs(folders), metrics)
 
 

@@ -7,6 +7,7 @@ seed, so that runs with different seeds can share each step's program.
 
 import copy
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class Ragged(NamedTuple):
         return padded
 
     @classmethod
-    def from_lists(cls, sequences: list[list[int]]) -> "Ragged":
+    def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "Ragged":
         """Concatenate the sequences."""
         flat = np.fromiter((token for sequence in sequences for token in sequence), np.int32)
         return cls(flat, np.cumsum([0, *map(len, sequences)], dtype=np.int64))

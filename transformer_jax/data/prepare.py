@@ -11,7 +11,6 @@ all digests. A damaged corpus is encoded again.
 """
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +25,8 @@ from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, verify_every_line
-from transformer_jax.errors import DataError, storage_errors
-from transformer_jax.files import JsonObject
+from transformer_jax.errors import DataError, StorageError, storage_errors
+from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.progress import note
 
 # If less than this fraction of the training pairs can be used, the text or the limits may be wrong.
@@ -136,16 +135,12 @@ def find_prepared(
 def _read_report(folder: Path) -> JsonObject | None:
     """Return the report in a folder, or None if the folder has no complete corpus."""
     try:
-        report = json.loads((folder / "report.json").read_bytes())
+        report = read_json(folder / "report.json")
         sizes = {name: (folder / name).stat().st_size for name in report["sizes"]}
-        is_complete = sizes == report["sizes"] and report.pop("sha256") == _digest_report(report)
-    except (OSError, ValueError, KeyError, TypeError):
+        is_complete = sizes == report["sizes"] and "fingerprint" in report
+    except (OSError, StorageError, KeyError, TypeError):
         return None
     return report if is_complete else None
-
-
-def _digest_report(report: JsonObject) -> str:
-    return hashlib.sha256(json.dumps(report).encode()).hexdigest()
 
 
 # The cached corpora that this process has verified: the folder, the fingerprint, and the
@@ -185,8 +180,7 @@ def _encode(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: DataCo
     files = sorted(path for writer in writers for path in writer.paths.values())
     report["sizes"] = {path.name: path.stat().st_size for path in files}
     report["fingerprint"] = _compute_fingerprint(files)
-    content = {**report, "sha256": _digest_report(report)}
-    (partial / "report.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    write_json(partial / "report.json", report)
     # Remove the journals last, so that an interruption before this point loses no encoded pairs.
     for journal in partial.glob("*.journal.*"):
         journal.unlink()

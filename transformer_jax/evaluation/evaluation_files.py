@@ -32,10 +32,8 @@ from transformer_jax.files import (
     read_limited,
     write_json,
 )
-from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.remote.copies import uploading
-from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 
 
@@ -100,8 +98,7 @@ def find_result(
 ) -> JsonObject | None:
     """Return the stored result of an evaluation with these settings, or None if there is none.
 
-    A result is ignored if its BLEU signature differs from the current one (a resumed run may change
-    `data.bleu_tokenizer`), or if the result lacks a score or `by_length`.
+    The settings include `data.bleu_tokenizer`, which a resumed run may change.
     """
     settings = {
         "split": split,
@@ -121,8 +118,7 @@ def find_result(
         return None
     tokenizer = choose_tokenizer(bleu_tokenizer(folder.config.data), references)
     settings["bleu_signature"] = bleu_signature(tokenizer)
-    is_complete = "by_length" in result and all(is_number(result.get(k)) for k in SCORE_NAMES)
-    return result if is_complete and settings.items() <= result.items() else None
+    return result if settings.items() <= result.items() else None
 
 
 def folder_name(result: JsonObject) -> str:

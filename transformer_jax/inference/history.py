@@ -5,6 +5,7 @@ The files may come from an untrusted source, so this module ignores values of un
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_jax.config.schema import is_own_search
@@ -24,10 +25,10 @@ MetricsTable = list[dict[str, float]]
 """One row for each step. The keys are "step" and names such as "train/loss" and "dev/bleu"."""
 
 
-def metrics_table(folder: RunFolder) -> MetricsTable:
+def metrics_table(run: Path) -> MetricsTable:
     """Return a run's metrics by step. Each row contains only the metrics reported at its step."""
     rows: dict[int, dict[str, float]] = {}
-    for report in read_metrics(folder.metrics):
+    for report in read_metrics(run / "metrics.jsonl"):
         row = rows.setdefault(report["step"], {"step": report["step"]})
         split = str(report.get("split"))
         row |= {f"{split}/{k}": v for k, v in report.items() if k != "step" and is_number(v)}

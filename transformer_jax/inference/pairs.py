@@ -25,13 +25,13 @@ from transformer_jax.errors import DataError, UsageError, memory_errors
 from transformer_jax.inference.translate import (
     ROWS,
     Translator,
+    fit_tokens,
     group_by_width,
     padded_length,
     strip_lines,
 )
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.operations import sum_dtype, summarize
-from transformer_jax.special_tokens import EOS
 
 Pair = tuple[Ragged, Ragged]
 """The tokens of the sources and of the targets. Each sentence ends with `EOS`."""
@@ -109,8 +109,8 @@ def encode_pairs(
     ):
         tokens = tokenizer.encode(lines)
         note_unknown(f"the {side}", tokenizer, lines, Ragged.from_lists(tokens))
-        if truncate and limit is not None:
-            tokens = [x if len(x) <= limit else [*x[: limit - 1], EOS] for x in tokens]
+        if truncate:
+            tokens = [fit_tokens(x, limit) for x in tokens]
         encoded.append(Ragged.from_lists(tokens))
     check_lengths(("the sources", "the targets"), encoded, longest)
     return encoded[0], encoded[1]

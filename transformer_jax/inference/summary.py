@@ -78,7 +78,7 @@ def _scores(folder: RunFolder) -> str:
 
 def _history(folder: RunFolder) -> str:
     try:
-        picture = plot_metrics({folder.path.name: [metrics_table(folder)]})
+        picture = plot_metrics({folder.path.name: [metrics_table(folder.path)]})
     except UsageError:
         return "<p>no metrics</p>"
     return f'<div style="overflow-x:auto">{picture.svg[picture.svg.index("<svg") :]}</div>'

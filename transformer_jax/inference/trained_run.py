@@ -112,7 +112,7 @@ class Run:
         The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row contains
         only the metrics that were reported at its step. A packaged model does not contain metrics.
         """
-        return metrics_table(self.folder)
+        return metrics_table(self.folder.path)
 
     def plot_curves(self, *names: str) -> "Picture":
         """Plot metrics by step, with the same defaults and errors as `Comparison.plot`."""

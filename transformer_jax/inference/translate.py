@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax import progress
 from transformer_jax.backend import standard_settings
 from transformer_jax.config import DecodeConfig
+from transformer_jax.data.batches import Ragged
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, Setting, UsageError, memory_errors
@@ -58,6 +59,11 @@ def padded_length(length: int, longest: int | None) -> int:
     """Round a length up to a power of two, limited to the range `MIN_WIDTH` to `longest`."""
     padded = max(MIN_WIDTH, 1 << (length - 1).bit_length())
     return padded if longest is None else min(padded, longest)
+
+
+def fit_tokens(tokens: list[int], longest: int | None) -> list[int]:
+    """Return at most `longest` tokens, of which the last is `EOS`."""
+    return tokens if longest is None or len(tokens) <= longest else [*tokens[: longest - 1], EOS]
 
 
 def group_by_width(widths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
@@ -194,9 +200,8 @@ class Translator:
                     f"{longest} ({field}): shorten the line, or pass ",
                     Setting("truncate", True),
                 )
-        # Truncation removes `eos`, so append it again. A blank line has no token except `eos`.
-        fitting = [t if len(t) <= longest else [*t[: longest - 1], EOS] for t in encoded]
-        return [tokens if len(tokens) > 1 else [] for tokens in fitting]
+        # A blank line has no token except `eos`.
+        return [fit_tokens(tokens, longest) if len(tokens) > 1 else [] for tokens in encoded]
 
     def encode_target(self, line: str, *, truncate: bool = False) -> list[int]:
         """Return the tokens of a translation, including `eos`.
@@ -210,15 +215,13 @@ class Translator:
         longest = self.longest_target
         if len(tokens) == 1:
             raise DataError("the target sentence is blank: it needs at least one token")
-        if longest is None or len(tokens) <= longest:
-            return tokens
-        if not truncate:
+        if longest is not None and len(tokens) > longest and not truncate:
             raise DataError(
                 f"the target sentence has {len(tokens)} tokens, but the model reads at most "
                 f"{longest} (model.max_positions): shorten the sentence, or pass ",
                 Setting("truncate", True),
             )
-        return [*tokens[: longest - 1], EOS]
+        return fit_tokens(tokens, longest)
 
     def encode_prefixes(
         self, prefixes: Sequence[str] | None, sources: Sequence[list[int]]
@@ -347,10 +350,7 @@ class Translator:
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Int[np.ndarray, "B W"]:
     """Return an array with up to `ROWS` given rows, padded with zeros."""
-    padded = np.zeros((ROWS, width), np.int32)
-    for row, values in zip(padded, rows, strict=False):
-        row[: len(values)] = values
-    return padded
+    return Ragged.from_lists(rows).pad(np.arange(len(rows)), ROWS, width)
 
 
 def choose_minimum_risk(samples: Sequence[Hypothesis]) -> Hypothesis:

@@ -4,8 +4,8 @@ import statistics
 
 from matplotlib.figure import Figure
 
+from transformer_jax.inference.history import metric_by_step, metrics_table
 from transformer_jax.reports.results import Results, RowResult
-from transformer_jax.runs.metrics_file import is_number, read_metrics
 from transformer_jax.visualization.plots import Curve, average_runs, draw_curve, use_log_axis
 from transformer_jax.visualization.style import PALETTE, Picture
 from transformer_jax.visualization.text import printable_label
@@ -58,15 +58,8 @@ def draw_curves(results: Results) -> Picture:
 
 def _mean_curve(row: RowResult) -> Curve:
     """Return the geometric mean and range of perplexity over seeds at steps shared by all seeds."""
-    reports = [read_metrics(status.run.path / "metrics.jsonl") for status in row.trained]
-    curves = [
-        {
-            x["step"]: y
-            for x in xs
-            if x.get("split") == "dev" and is_number(y := x.get("perplexity"))
-        }
-        for xs in reports
-    ]
+    tables = [metrics_table(status.run.path) for status in row.trained]
+    curves = [metric_by_step(table, "dev/perplexity") for table in tables]
     # Comparisons with NaN are false, so NaN also becomes `MAX_PERPLEXITY`.
     runs = [
         {step: x if x <= MAX_PERPLEXITY else MAX_PERPLEXITY for step, x in curve.items()}

@@ -6,7 +6,6 @@ arrays. The module also rejects models that this package cannot express.
 """
 
 import contextlib
-import json
 import math
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from transformer_jax.files import (
     JsonObject,
     check_no_links,
     check_size,
+    read_json,
     read_limited,
 )
 from transformer_jax.inference.trained_run import Run
@@ -239,13 +239,8 @@ def _read_optional_json(path: Path) -> JsonObject:
 
 
 def _read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonObject:
-    try:
-        data = json.loads(_read(path, max_bytes))
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise StorageError(f"{path} is not a JSON object")
-    return data
+    with storage_errors(f"{path} cannot be read"):
+        return read_json(path, max_bytes)
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

@@ -110,22 +110,15 @@ def count_devices_of_rows(sweep: Sweep, target: Target) -> Counts:
 
 
 def describe_counts(counts: Counts, target: Target) -> str:
-    """Return a summary, such as "A1 to E need 2 v5e chips each; big needs 4 v5e chips"."""
-    unit = f"{target.kind} {target.unit}"
-    sentences: list[str] = []
+    """Return a summary, such as "A1 to E: 2 v5e chips each; big: more than 4 v5e chips"."""
+    parts: list[str] = []
     for count, group in groupby(counts, key=lambda name: counts[name]):
-        names = list(group)
-        subject = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        if count == 1:
-            verb = f"fits one {unit}" if len(names) == 1 else f"fit one {unit} each"
-        elif count is None:
-            verb = "does not fit" if len(names) == 1 else "do not fit"
-            verb += f" {target.num_devices} {unit}{'s' if target.num_devices > 1 else ''}"
-        else:
-            verb = "needs" if len(names) == 1 else "need"
-            verb += f" {count} {unit}s" + (" each" if len(names) > 1 else "")
-        sentences.append(f"{subject} {verb}")
-    return "; ".join(sentences)
+        first, *others = group
+        rows, each = (f"{first} to {others[-1]}", " each") if others else (first, "")
+        number = count or target.num_devices
+        needed = f"{'' if count else 'more than '}{number} {target.kind} {target.unit}"
+        parts.append(f"{rows}: {needed}{'s' if number > 1 else ''}{each}")
+    return "; ".join(parts)
 
 
 def main(path: str) -> None:

@@ -81,14 +81,14 @@ class Checkpointer:
         train, folder = run.folder.config.train, run.folder
         self._run, self._timer = run, CheckpointTimer(train.max_minutes_between_checkpoints)
         latest = None if run.group.is_primary else run.group.broadcast(None)
-        self._manager = CheckpointManager(
+        self.manager = CheckpointManager(
             folder.checkpoints,
             folder.identity,
             keep=train.keep_checkpoints,
             metric=train.patience_metric,
         )
         if run.group.is_primary:
-            latest = run.group.broadcast(self._manager.latest_valid())
+            latest = run.group.broadcast(self.manager.latest_valid())
         run.group.barrier()
         self._is_empty = latest is None
         self.last_step = latest or 0
@@ -103,8 +103,8 @@ class Checkpointer:
         if self._is_empty:
             return sharding.place_state(init_state(self._run.model, config)), []
         shapes = jax.eval_shape(lambda: checkpoint_arrays(init_state(self._run.model, config)))
-        arrays = self._manager.restore(step, sharding.abstract_state(shapes))
-        metadata = self._manager.metadata(step)
+        arrays = self.manager.restore(step, sharding.abstract_state(shapes))
+        metadata = self.manager.metadata(step)
         self._note_changes(step, metadata.get("environment", {}))
         try:
             pending = [[float(x), float(y), float(z)] for x, y, z in metadata["pending_metrics"]]
@@ -125,24 +125,14 @@ class Checkpointer:
         if changes and self._run.group.is_primary:
             note(f"sums may be rounded differently after step {step}: {', '.join(changes)}")
 
-    @property
-    def perplexities(self) -> dict[int, float]:
-        """The perplexity of each scheduled checkpoint on disk, keyed by step."""
-        return self._manager.perplexities
-
-    @property
-    def scores(self) -> dict[int, float]:
-        """The `train.patience_metric` of each scheduled checkpoint on disk, keyed by step."""
-        return self._manager.scores
-
     def needs_recovery_save(self) -> bool:
         """Return whether a recovery checkpoint is due. Only the primary process can return True."""
         if not self._run.group.is_primary:
             return False
         # If a save has failed, return True immediately, so that the caller calls `save`, which
         # raises the error.
-        is_idle = not self._manager.is_writing()
-        return self._manager.has_failed() or (is_idle and self._timer.is_due())
+        is_idle = not self.manager.is_writing()
+        return self.manager.has_failed() or (is_idle and self._timer.is_due())
 
     def save(
         self,
@@ -167,37 +157,37 @@ class Checkpointer:
         metadata[EARLIER_REPORTS] = num_earlier_reports
         if unscored is not None:
             metadata[UNSCORED] = float(unscored.gradient_norm)
-        self._manager.prepare_save(step, arrays)
+        self.manager.prepare_save(step, arrays)
         self._run.group.barrier()
-        self._manager.save(step, arrays, None, metadata, awaits_score=unscored is not None)
+        self.manager.save(step, arrays, None, metadata, awaits_score=unscored is not None)
         if self._run.group.count > 1:
             # Copying synchronizes the processes, but only one of them evaluates.
-            self._manager.wait_for_copy()
+            self.manager.wait_for_copy()
         self._timer.record_save()
         self.last_step = step
 
     def record_score(self, scores: DevScores | None) -> None:
         """Start adding the scores (None for an unscheduled step) to the latest checkpoint."""
-        metadata = self._manager.metadata(self.last_step)
+        metadata = self.manager.metadata(self.last_step)
         metadata.pop(UNSCORED, None)
-        self._manager.record_score(self.last_step, scores, metadata)
+        self.manager.record_score(self.last_step, scores, metadata)
         self.unscored = None
 
     def discard(self) -> None:
         """Delete the latest checkpoint, because its perplexity is not finite."""
-        self._manager.discard(self.last_step)
+        self.manager.discard(self.last_step)
 
     def wait(self) -> None:
         """Wait until all processes have written their checkpoints to disk."""
-        self._manager.wait()
+        self.manager.wait()
         self._run.group.barrier()
 
     def __enter__(self) -> "Checkpointer":
-        self._manager.__enter__()
+        self.manager.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._manager.__exit__(*error)
+        self.manager.__exit__(*error)
 
 
 def _scalar(value: float) -> jax.Array:

@@ -142,7 +142,9 @@ class Member:
         self.restored = restored = self.checkpointer.last_step
         is_done = restored >= config.train.steps
         is_unscored = self.checkpointer.unscored is not None
-        has_ended = is_done or schedule.is_out_of_patience(restored, self.checkpointer.scores)
+        has_ended = is_done or schedule.is_out_of_patience(
+            restored, self.checkpointer.manager.scores
+        )
         if has_ended and not is_unscored:
             reason = (
                 "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
@@ -156,7 +158,10 @@ class Member:
             # Remove the reports that the resumed run writes again. At the restored step, a training
             # report is final if no metrics are pending, and an evaluation is final if the
             # checkpoint has a score.
-            is_final = {"train": not pending, "dev": restored in self.checkpointer.perplexities}
+            is_final = {
+                "train": not pending,
+                "dev": restored in self.checkpointer.manager.perplexities,
+            }
             kept = {split for split, final in is_final.items() if final}
             truncate_metrics(self.folder.metrics, restored, kept)
         self._group.barrier()
@@ -248,7 +253,7 @@ class Member:
     def end_if_complete(self, step: int) -> None:
         """End the run after its last step, or if its perplexity no longer improves."""
         train = self.folder.config.train
-        if self.run.schedule.is_out_of_patience(step, self.checkpointer.scores):
+        if self.run.schedule.is_out_of_patience(step, self.checkpointer.manager.scores):
             name = train.patience_metric.replace("_", " ")
             self.writer.say(
                 f"early stopping: {name} has not improved for {train.patience} checkpoints"
@@ -262,7 +267,7 @@ class Member:
         self._end()
 
     def _end(self) -> None:
-        self.num_scheduled = len(self.checkpointer.perplexities)
+        self.num_scheduled = len(self.checkpointer.manager.perplexities)
         self.has_ended = True
         self._contexts.close()
         self._on_end(None)

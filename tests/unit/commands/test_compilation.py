@@ -138,7 +138,7 @@ def test_a_dry_run_prints_the_devices_that_each_row_needs(
     assert main(["sweep", "table3", *arguments]) == 0
     out = capsys.readouterr().out
     assert "2 rows x 1 seeds = 2 runs" in out
-    assert "base to A1 need 2 v5e chips each" in out
+    assert "base to A1: 2 v5e chips each" in out
     assert "GB per run" in out
 
 

@@ -26,6 +26,7 @@ from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
+from transformer_jax.files import write_json
 from transformer_jax.progress import Note, report_to
 
 CONFIG = DataConfig(num_pairs=300, vocab_size=256)
@@ -468,8 +469,7 @@ def test_a_token_id_outside_the_vocabulary_is_noticed_although_its_digest_is_rig
     report = dict(prepared.report)
     files = sorted(prepared.folder / name for name in report["sizes"])
     report["fingerprint"] = prepare_module._compute_fingerprint(files)
-    report["sha256"] = prepare_module._digest_report(report)
-    (prepared.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_json(prepared.folder / "report.json", report)
     with pytest.warns(Note, match="unknown token IDs"):
         prepare_text(CONFIG)
     assert read_files(prepared.folder) == intact

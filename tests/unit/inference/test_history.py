@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_metrics_are_rows_of_numbers_by_step(run: RunFolder) -> None:
-    assert metrics_table(run) == [
+    assert metrics_table(run.path) == [
         {"step": 2, "train/loss": 4.0, "train/time": 1.0},
         {"step": 4, "train/loss": 3.0, "train/time": 2.0, "dev/perplexity": 9.0, "dev/bleu": 1.5},
         {"step": 8, "dev/perplexity": 8.0},
@@ -28,7 +28,7 @@ def test_metrics_are_rows_of_numbers_by_step(run: RunFolder) -> None:
 def test_a_run_without_metrics_has_an_empty_table(run: RunFolder, tmp_path: Path) -> None:
     folder = copy_run(run, tmp_path / "run", [])
     folder.metrics.unlink()
-    assert metrics_table(folder) == []
+    assert metrics_table(folder.path) == []
     assert "no metrics" in summarize(folder, (4, 8), 10)
     with pytest.raises(UsageError, match=r"there are no metrics for run$"):
         transformer_jax.compare(folder.path).plot()

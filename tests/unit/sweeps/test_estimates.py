@@ -23,17 +23,15 @@ from transformer_jax.sweeps.plan import Sweep
 def test_neighboring_rows_with_the_same_number_are_one_part_of_the_line() -> None:
     counts = {"base": 1, "A1": 1, "E": 1, "big": 2}
     line = describe_counts(counts, parse_target("v5e:2x4"))
-    assert line == "base to E fit one v5e chip each; big needs 2 v5e chips"
+    assert line == "base to E: 1 v5e chip each; big: 2 v5e chips"
     counts = {"base": 1, "big": 4, "huge": 4, "giant": None}
     line = describe_counts(counts, parse_target("h100:4"))
-    assert line == (
-        "base fits one h100 GPU; big to huge need 4 h100 GPUs each; giant does not fit 4 h100 GPUs"
-    )
+    assert line == ("base: 1 h100 GPU; big to huge: 4 h100 GPUs each; giant: more than 4 h100 GPUs")
 
 
 def test_a_row_that_does_not_fit_the_only_device_is_named() -> None:
     line = describe_counts({"base": None, "big": None}, parse_target("v5e"))
-    assert line == "base to big do not fit 1 v5e chip"
+    assert line == "base to big: more than 1 v5e chip each"
 
 
 def test_a_row_with_cudnn_is_rejected_for_tpus_before_any_row_is_compiled(tmp_path: Path) -> None:

@@ -57,6 +57,6 @@ def test_invalid_metadata_is_a_storage_error(
 ) -> None:
     save(run, 5)
     with Checkpointer(run) as checkpointer:
-        monkeypatch.setattr(checkpointer._manager, "metadata", lambda _: {"pending_metrics": [1]})
+        monkeypatch.setattr(checkpointer.manager, "metadata", lambda _: {"pending_metrics": [1]})
         with pytest.raises(StorageError, match="checkpoint 5 has invalid metadata"):
             checkpointer.restore()
