@@ -114,21 +114,19 @@ def train_folder(
         group.barrier()
         if not group.is_primary:
             check_shared(path)
-        return _train_folder(config, path, resume, init_from, callback, quiet, group)
+        quiet = quiet or not group.is_primary
+        source = None if init_from is None else local_path(init_from)
+        with contextlib.nullcontext() if quiet else progress_bar():
+            folder = _open_or_create(config, path, resume, source, quiet, group)
+        # The primary process stores the new config after every process has read the old one.
+        group.barrier()
+        console = Console(quiet=True) if quiet else stdout
+        return folder, run_training(folder, console, group, callback)
 
 
-def _train_folder(
-    config: Config,
-    path: Path,
-    resume: bool,
-    init_from: str | Path | None,
-    callback: Callback | None,
-    quiet: bool,
-    group: ProcessGroup,
-) -> tuple[RunFolder, int]:
-    quiet = quiet or not group.is_primary
-    notes = Console(quiet=True) if quiet else stderr
-    source = None if init_from is None else local_path(init_from)
+def _open_or_create(
+    config: Config, path: Path, resume: bool, source: Path | None, quiet: bool, group: ProcessGroup
+) -> RunFolder:
     # Only the primary process checks whether the run exists, because it might create the run before
     # the other processes check.
     exists = group.broadcast(resume and (path / "run.json").exists())
@@ -136,31 +134,22 @@ def _train_folder(
     stored = RunFolder.open(path) if exists else None
     # Start JAX before writing any file, because JAX fails if the selected platform is unavailable.
     start_backend(None if stored is None else stored.cpu_threads)
-    with contextlib.nullcontext() if quiet else progress_bar():
-        if stored is not None:
-            if group.is_primary:
-                note_changed_files(stored)
-            # The run may have been extended.
-            steps = max(config.train.steps, stored.steps_done)
-            config = config.change(train={"steps": steps})
-            folder = open_run(path, config, init_from=source)
-        else:
-            if source is not None and group.count > 1:
-                raise UsageError(
-                    "a run in several processes cannot start with the parameters of another run: "
-                    "train one step in one process (",
-                    Setting("train.steps", 1),
-                    "), and then resume the run in several processes",
-                )
-            if group.is_primary:
-                create_run(config, path, notes, init_from=source)
-                commit(path)
-            group.barrier()
-            folder = RunFolder.open(path)
-    # The primary process stores the new config after every process has read the old one.
+    if stored is not None:
+        if group.is_primary:
+            note_changed_files(stored)
+        return open_run(path, config, init_from=source)
+    if source is not None and group.count > 1:
+        raise UsageError(
+            "a run in several processes cannot start with the parameters of another run: "
+            "train one step in one process (",
+            Setting("train.steps", 1),
+            "), and then resume the run in several processes",
+        )
+    if group.is_primary:
+        create_run(config, path, Console(quiet=True) if quiet else stderr, init_from=source)
+        commit(path)
     group.barrier()
-    console = Console(quiet=True) if quiet else stdout
-    return folder, run_training(folder, console, group, callback)
+    return RunFolder.open(path)
 
 
 def sweep(

@@ -10,13 +10,13 @@ import contextlib
 import os
 import pkgutil
 import queue
-import struct
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import IO, TypeVar
+from multiprocessing.connection import Connection, Pipe
+from typing import TypeVar
 
 from transformer_jax.errors import TransformerJaxError, summarize_error
 
@@ -30,8 +30,6 @@ handler, *sys.path[:] = sys.argv[1:]
 from transformer_jax.parallel import serve
 serve(handler)
 """
-# The format of a message's length, which is sent before the message.
-LENGTH = struct.Struct("<Q")
 
 
 def count_usable_cores() -> int:
@@ -103,30 +101,30 @@ class _Process:
     """A process that answers requests with a handler. Exiting the context kills the process."""
 
     def __init__(self, handler: str, setup: bytes) -> None:
-        # The command contains only this package's code and the current import path.
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", PROGRAM, handler, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # Ctrl-C interrupts only the process that uses the results.
-            process_group=0,
-        )
+        reader, self._requests = Pipe(duplex=False)
+        self._answers, writer = Pipe(duplex=False)
+        with reader, writer:
+            # The command contains only this package's code and the current import path.
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-c", PROGRAM, handler, *sys.path],
+                stdin=reader.fileno(),
+                stdout=writer.fileno(),
+                stderr=subprocess.DEVNULL,
+                # Ctrl-C interrupts only the process that uses the results.
+                process_group=0,
+            )
         self._setup: bytes | None = setup
 
     def ask(self, request: bytes) -> bytes:
         """Return the handler's answer to a request."""
-        process = self._process
-        if process.stdin is None or process.stdout is None:
-            raise ValueError("the process has no pipes")
         try:
             if self._setup is not None:
-                _send(process.stdin, self._setup)
+                self._requests.send_bytes(self._setup)
                 self._setup = None
-            _send(process.stdin, request)
-            problem, answer = _receive(process.stdout), _receive(process.stdout)
+            self._requests.send_bytes(request)
+            problem, answer = self._answers.recv_bytes(), self._answers.recv_bytes()
         except (OSError, EOFError):
-            problem, answer = f"it ended with code {process.wait()}".encode(), b""
+            problem, answer = f"it ended with code {self._process.wait()}".encode(), b""
         if problem:
             raise TransformerJaxError(
                 f"a process that prepares the text failed: {problem.decode()}; run the command "
@@ -140,44 +138,23 @@ class _Process:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            # Data that is still buffered cannot be written to a killed process.
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        self._requests.close()
+        self._answers.close()
 
 
 def serve(handler: str) -> None:
     """Answer the requests from the process that started this one, until that process ends."""
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     # Redirect standard output, because text that a library prints would corrupt the answers.
     os.dup2(2, 1)
     # A closed pipe means that the results are no longer needed.
     with contextlib.suppress(EOFError, OSError):
-        answer = pkgutil.resolve_name(handler)(_receive(requests))
+        answer = pkgutil.resolve_name(handler)(requests.recv_bytes())
         while True:
-            request = _receive(requests)
+            request = requests.recv_bytes()
             try:
                 messages = b"", answer(request)
             except Exception as error:  # noqa: BLE001 (the other process reports any error)
                 messages = f"{type(error).__name__}: {summarize_error(error)}".encode(), b""
             for message in messages:
-                _send(answers, message)
-
-
-def _send(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(LENGTH.pack(len(message)) + message)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> bytes:
-    """Return the next message; raise an EOFError if the other process has closed the pipe."""
-    (length,) = LENGTH.unpack(_read(pipe, LENGTH.size))
-    return _read(pipe, length)
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
+                answers.send_bytes(message)

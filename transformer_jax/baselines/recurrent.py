@@ -148,7 +148,6 @@ class RecurrentModel(IncrementalModel):
         *,
         train: bool = False,
     ) -> Float[Array, "B T N"]:
-        # Add a hypothesis axis of size 1.
         x = self.embedding.embed(decoder_input)[:, :, None]
         source = self.prepare(memory, memory_mask)
 

@@ -33,7 +33,6 @@ MAX_EXTRA_LENGTH = 50
 # For a larger exponent, the penalty of a long translation exceeds the range of float32. All scores
 # would then be 0, so the shortest hypothesis would win.
 MAX_ALPHA = 5
-# The maximum value of `data.max_batch_shapes`.
 MAX_BATCH_SHAPES = 12
 # By default, each number below a million occurs on at most one line of the number_words corpus.
 MAX_NUMBER_WORDS_PAIRS = 500_000

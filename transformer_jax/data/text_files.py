@@ -70,7 +70,6 @@ class FileCorpus:
         # In the names of files and folders, escape any bytes that are not valid UTF-8, because
         # terminals cannot show them.
         self.name = name.encode(errors="backslashreplace").decode()
-        """A human-readable name."""
         self._paths, self._counts = dict(paths), dict[Split, int]()
         self._versions = {path: file_version(path) for x in paths.values() for path in x}
 

@@ -25,7 +25,6 @@ from transformer_jax.files import local_path
 
 # TFDS has no type annotations. A TFDS builder downloads, stores, and opens a dataset.
 Builder = Any
-# The TFDS name of each split.
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "dev": "validation", "test": "test"}
 # The number of pairs to read at a time. Reading pairs one by one takes twenty times as long.
 CHUNK_PAIRS = 1024

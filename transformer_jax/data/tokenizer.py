@@ -50,7 +50,6 @@ p.encode("Two words, \u00bd and \u2581 \U0001f600.")
 p.decode(list(range(len(p))))
 p.id_to_piece(list(range(len(p))))
 """
-# The SentencePiece model type for each unit.
 MODEL_TYPES: dict[Unit, str] = {"subwords": "bpe", "words": "word"}
 # The display names of the special tokens.
 NAMES = {PAD: "<PAD>", BOS: "<BOS>", EOS: "<EOS>", UNKNOWN: "<UNK>"}

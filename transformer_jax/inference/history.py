@@ -18,7 +18,6 @@ from transformer_jax.runs.run_folder import RunFolder, evaluation_folders
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
 
-# The metrics that a plot shows by default.
 DEFAULT_METRICS = ("train/loss", "dev/perplexity", "dev/bleu")
 SCORE_NAMES = ("perplexity", "bleu", "chrf")
 MetricsTable = list[dict[str, float]]

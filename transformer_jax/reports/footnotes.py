@@ -18,7 +18,6 @@ from transformer_jax.reports.tables import escape_markdown
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import RunStatus
 
-# The page that describes the statistical analysis.
 STATISTICS = "docs/statistics.md"
 ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
 

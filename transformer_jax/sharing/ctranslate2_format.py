@@ -30,7 +30,6 @@ Quantization = Literal["float32", "bfloat16", "int8"]
 # A CTranslate2 specification, which describes a model, a layer, or a module. The type is `Any`
 # because CTranslate2 is optional.
 Specification = Any
-# The names of the activation functions in CTranslate2's `Activation`.
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH"}
 # The logit bias of a token that a CTranslate2 model must never predict.
 NEVER = -1e4

@@ -56,9 +56,7 @@ def train_runs(runs: Sequence[SweepRun], worker: int) -> None:
 def _open_folder(run: SweepRun, console: PlainConsole) -> RunFolder:
     if not (run.path / "run.json").exists():
         return create_run(run.config, run.path, console)
-    # The run may have been extended.
-    steps = max(run.config.train.steps, RunFolder.open(run.path).steps_done)
-    return open_run(run.path, run.config.change(train={"steps": steps}))
+    return open_run(run.path, run.config)
 
 
 def _record_end(

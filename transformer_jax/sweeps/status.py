@@ -59,7 +59,6 @@ class RunStatus:
     slot: str = ""
     """The slot that the local launcher assigned to the run, if the run is on this machine."""
     finished: tuple[Split, ...] = ()
-    """The finished phases."""
     note: str = ""
     """A one-line explanation of the status, such as the reason for a failure."""
     exit_code: int = 0

@@ -88,7 +88,9 @@ def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> Ru
         # The text may be too short for the requested sizes. `create_run` stored the actual sizes.
         sizes = prepare_text(config.data).vocabulary.sizes
     shapes = folder.config.data.max_batch_shapes
-    config = config.change(data=sizes).with_batch_shapes(shapes)
+    # The run may have been extended.
+    steps = max(config.train.steps, folder.steps_done)
+    config = config.change(data=sizes, train={"steps": steps}).with_batch_shapes(shapes)
     resumed = folder.with_config(config)
     paths = {field: getattr(config.data, field) for field in ("train", "dev", "test", "folder")}
     moved = replace(folder.config.data, **paths)

@@ -29,7 +29,6 @@ class TrackedRun:
     """What a tracker receives when a run starts or resumes."""
 
     path: Path
-    """The run's folder."""
     name: str
     """The run's name, such as "base/seed-0" in a sweep."""
     group: str

@@ -143,7 +143,6 @@ def draw_schedules(
 MIN_SINGULAR_VALUE = 1e-5
 # Residuals smaller than this value are plotted at this value.
 MIN_RESIDUAL = 1e-5
-# The maximum number of offsets to plot.
 MAX_OFFSETS = 33
 
 
