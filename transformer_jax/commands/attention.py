@@ -27,24 +27,23 @@ class Attention(RunCommand):
     target: Positional[Annotated[str | None, arg(metavar="[TARGET]")]] = None
     """A translation, in quotes. Default: the run's best translation."""
     out: Path | None = None
-    """The file to create: an interactive page with all layers, heads, and
-    views (.html), or a figure (.svg or .png). Default: attention.html or,
-    if that file exists, attention-2.html, and so on."""
+    """The file to create: an interactive page with all layers, heads, and views (.html), or a
+    figure (.svg or .png). Default: attention.html or, if that file exists, attention-2.html, and so
+    on."""
     layer: int = -1
     """The layer to show, counted from 0 as in Python; -1 is the last layer."""
     kind: Kind = "cross"
-    """Which attention to show: the encoder's self-attention, the decoder's
-    self-attention, or the decoder's attention to the encoder."""
+    """Which attention to show: the encoder's self-attention, the decoder's self-attention, or the
+    decoder's attention to the encoder."""
     view: View = "heads"
-    """`heads` shows two columns of tokens joined by lines, as in figures 3 to 5
-    of the paper. `grid` shows a heat map for each layer and head. `alignment`
-    shows one heat map: the mean over the selected heads of the layer."""
+    """`heads` shows two columns of tokens joined by lines, as in figures 3 to 5 of the paper.
+    `grid` shows a heat map for each layer and head. `alignment` shows one heat map: the mean over
+    the selected heads of the layer."""
     heads: tuple[int, ...] = ()
     """The heads to show, counted from 0. `grid` always shows all heads. Default: all."""
     position: int | None = None
-    """Show only what the token at this position in the left column attends to.
-    Positions are counted from 0. `alignment` only highlights the token, and
-    `grid` ignores this option."""
+    """Show only what the token at this position in the left column attends to. Positions are
+    counted from 0. `alignment` only highlights the token, and `grid` ignores this option."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate sentences that are too long instead of reporting an error."""
 

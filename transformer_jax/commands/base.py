@@ -31,15 +31,14 @@ class ConfigCommand(abc.ABC):
     """Base class for commands that load a config and accept every config field as an option."""
 
     data_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Use the data section of this config. Each row in a sweep keeps its own
-    changes to the data section."""
+    """Use the data section of this config. Each row in a sweep keeps its own changes to the data
+    section."""
     train_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Use the train section of this config. Each row in a sweep keeps its own
-    changes to the train section, and the ratio of its train.steps to the first
-    row's train.steps stays the same."""
+    """Use the train section of this config. Each row in a sweep keeps its own changes to the train
+    section, and the ratio of its train.steps to the first row's train.steps stays the same."""
     decode_from: Annotated[str | None, arg(metavar="CONFIG")] = None
-    """Use the decode section of this config. Each row in a sweep keeps its own
-    changes to the decode section."""
+    """Use the decode section of this config. Each row in a sweep keeps its own changes to the
+    decode section."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
     arguments: Suppress[tuple[str, ...]] = ()
     """The command line, starting with the command's name."""
@@ -81,8 +80,8 @@ class FileCommand(ConfigCommand):
     """Base class for commands that load one config file."""
 
     file: ConfigArgument = ""
-    """A config file, FILE:ROW for one row in a sweep, or the name of a
-    shipped config, such as tiny."""
+    """A config file, FILE:ROW for one row in a sweep, or the name of a shipped config, such as
+    tiny."""
 
     def load_rows(self) -> dict[str, Row]:
         return self.with_sections({"": loading.load_row(self.file)}, self.file)

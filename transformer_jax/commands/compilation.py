@@ -29,8 +29,8 @@ class Compile(FileCommand):
     """
 
     target: Annotated[tuple[str, ...], arg(metavar="TARGET...")] = ()
-    """The devices (required), such as v5e:2x4 (a TPU slice), h100:8 (eight
-    GPUs), or h200 (one GPU)."""
+    """The devices (required), such as v5e:2x4 (a TPU slice), h100:8 (eight GPUs), or h200 (one
+    GPU)."""
     parallelism: Annotated[
         tuple[Literal["data", "fsdp", "pmap"], ...], arg(metavar="{data,fsdp,pmap}...")
     ] = ()
@@ -40,9 +40,8 @@ class Compile(FileCommand):
     fit: FlagCreatePairsOff[bool] = False
     """Find the largest data.batch_tokens that fits in memory, to within 5%."""
     prepare: FlagCreatePairsOff[bool] = False
-    """Prepare the config's text, and compile the step for the resulting batch
-    shapes. By default, compile the step for full batches of sentences with 16,
-    32, ..., and data.max_length tokens."""
+    """Prepare the config's text, and compile the step for the resulting batch shapes. By default,
+    compile the step for full batches of sentences with 16, 32, ..., and data.max_length tokens."""
     json: FlagCreatePairsOff[bool] = False
     """Print the results as JSON."""
 

@@ -48,8 +48,8 @@ class Diff(PathCommand):
     """Show how two configs or runs differ."""
 
     first: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
-    """A config file, FILE:ROW for one row in a sweep, the name of a shipped
-    config, or a run's folder."""
+    """A config file, FILE:ROW for one row in a sweep, the name of a shipped config, or a run's
+    folder."""
     second: Positional[Annotated[str, arg(metavar="CONFIG|RUN")]]
     """The config or run to compare with the first one."""
     json: FlagCreatePairsOff[bool] = False

@@ -47,30 +47,28 @@ class Evaluate(EnsembleCommand):
     split: Literal["test", "dev"] | None = None
     """The split to translate. Default: test, or dev with --grid."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
-    """Translate this source file, and score the translations against this target
-    file. Both files are plain or gzip-compressed text with one sentence per
-    line."""
+    """Translate this source file, and score the translations against this target file. Both files
+    are plain or gzip-compressed text with one sentence per line."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Compare the scores with those of the run in this folder, using a paired
-    bootstrap. Command-line options apply to both runs. For all other settings,
-    each run uses its own config."""
+    """Compare the scores with those of the run in this folder, using a paired bootstrap.
+    Command-line options apply to both runs. For all other settings, each run uses its own
+    config."""
     json: FlagCreatePairsOff[bool] = False
     """Print the scores as a JSON object or, with --grid, as a list of JSON objects."""
     by_length: FlagCreatePairsOff[bool] = False
     """Also print separate scores for sentences with 1 to 10 source tokens, 11 to 20, and so on."""
     grid: FlagCreatePairsOff[bool] = False
-    """Score every combination of --beam-sizes, --alphas, and --averages on the
-    development set. The command reuses stored evaluations, so you can resume an
-    interrupted grid search."""
+    """Score every combination of --beam-sizes, --alphas, and --averages on the development set. The
+    command reuses stored evaluations, so you can resume an interrupted grid search."""
     beam_sizes: tuple[int, ...] = ()
     """With --grid: the beam sizes to try. Default: 1 4 8."""
     alphas: tuple[float, ...] = ()
     """With --grid: the exponents to try for the length penalty. Default: 0 0.6 1."""
     averages: tuple[int, ...] = ()
-    """With --grid: the numbers of scheduled checkpoints to average. Default:
-    1, 5, and 20, if the run has that many consecutive checkpoints."""
+    """With --grid: the numbers of scheduled checkpoints to average. Default: 1, 5, and 20, if the
+    run has that many consecutive checkpoints."""
 
     def run(self) -> None:
         if self.baseline is not None:

@@ -55,12 +55,12 @@ class CheckpointCommand(PathCommand):
     run_folder: RunArgument
     """A run's folder."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. If N is 1,
-    use only the latest checkpoint. Default: the run's
-    decode.average_checkpoints, or all scheduled checkpoints if there are fewer."""
+    """Average the parameters of the last N scheduled checkpoints. If N is 1, use only the latest
+    checkpoint. Default: the run's decode.average_checkpoints, or all scheduled checkpoints if there
+    are fewer."""
     step: int | None = None
-    """The step of the checkpoint to load, or of the last checkpoint to average.
-    Default: the latest."""
+    """The step of the checkpoint to load, or of the last checkpoint to average. Default: the
+    latest."""
 
     def load(self, path: Path | None = None) -> "Run":
         """Load the command's run, or the run at `path`, from the selected checkpoints."""
@@ -78,16 +78,14 @@ class RunCommand(CheckpointCommand):
     """Base class for commands that translate with a run's model."""
 
     beam_size: Annotated[int | None, arg(aliases=["--beam"])] = None
-    """Number of hypotheses in the beam; 1 means greedy search. Default: the
-    run's decode.beam_size."""
+    """Number of hypotheses in the beam; 1 means greedy search. Default: the run's
+    decode.beam_size."""
     alpha: float | None = None
-    """Exponent of the length penalty. Default: the run's
-    decode.length_penalty_alpha."""
+    """Exponent of the length penalty. Default: the run's decode.length_penalty_alpha."""
     beam_end: Literal["tensor2tensor", "any"] | None = None
-    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
-    paper's code, a hypothesis can finish if its end-of-sentence token is among
-    the 2 x beam_size most likely continuations. With `any`, every hypothesis
-    can finish. Default: the run's decode.beam_end."""
+    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the paper's code, a
+    hypothesis can finish if its end-of-sentence token is among the 2 x beam_size most likely
+    continuations. With `any`, every hypothesis can finish. Default: the run's decode.beam_end."""
 
     @property
     def decode_changes(self) -> dict[str, Any]:
@@ -122,34 +120,32 @@ class Translate(EnsembleCommand):
     """Translate standard input line by line, printing one line of output per line of input."""
 
     n_best: int | None = None
-    """Print the N best translations of each line. Each line of output contains
-    the number of the input line, a score, and a translation, separated by tabs.
-    If the search finishes fewer than N translations, the command prints only
-    the finished ones. Every input line has at least one translation, and a
-    blank line has one empty translation, or N empty samples."""
+    """Print the N best translations of each line. Each line of output contains the number of the
+    input line, a score, and a translation, separated by tabs. If the search finishes fewer than N
+    translations, the command prints only the finished ones. Every input line has at least one
+    translation, and a blank line has one empty translation, or N empty samples."""
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
     alignments: Path | None = None
-    """Write the word alignment of each line and its best translation to this
-    new file, as SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2.
-    A file whose name ends in .gz, .xz, or .bz2 is compressed."""
+    """Write the word alignment of each line and its best translation to this new file, as
+    SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2. A file whose name ends in .gz,
+    .xz, or .bz2 is compressed."""
     prefixes: Path | None = None
-    """A file with a line for each line of input: the text with which its
-    translation must begin. An empty line has no effect."""
+    """A file with a line for each line of input: the text with which its translation must begin. An
+    empty line has no effect."""
     sample: FlagCreatePairsOff[bool] = False
-    """Draw translations at random instead of searching; with --n-best N, draw N
-    samples of each line. A sample depends only on its line, its number, and
-    these options."""
+    """Draw translations at random instead of searching; with --n-best N, draw N samples of each
+    line. A sample depends only on its line, its number, and these options."""
     mbr: Annotated[int | None, arg(metavar="N")] = None
-    """Draw N samples of each line, and print the sample with the minimum Bayes
-    risk, which is the one with the highest mean chrF against all samples."""
+    """Draw N samples of each line, and print the sample with the minimum Bayes risk, which is the
+    one with the highest mean chrF against all samples."""
     temperature: float | None = None
     """For samples: divide the logits by this number. Default: 1."""
     top_k: int | None = None
     """For samples: draw only from the K likeliest tokens. Default: all."""
     top_p: float | None = None
-    """For samples: draw only from the smallest set of the likeliest tokens whose
-    total probability is at least P. Default: 1."""
+    """For samples: draw only from the smallest set of the likeliest tokens whose total probability
+    is at least P. Default: 1."""
     seed: int | None = None
     """For samples: the seed of the random numbers. Default: 0."""
 
@@ -230,8 +226,8 @@ class Score(CheckpointCommand):
     """
 
     source: Path | None = None
-    """A file of source sentences (required): plain or compressed text with one
-    sentence per line."""
+    """A file of source sentences (required): plain or compressed text with one sentence per
+    line."""
     target: Path | None = None
     """A file of their translations (required)."""
     json: FlagCreatePairsOff[bool] = False
@@ -268,17 +264,16 @@ class Package(CheckpointCommand):
     out: Path | None = None
     """The folder to create. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The data type of the stored parameters. `bfloat16` halves the size of the
-    parameters and rounds them to two or three significant digits. Computations
-    use float32."""
+    """The data type of the stored parameters. `bfloat16` halves the size of the parameters and
+    rounds them to two or three significant digits. Computations use float32."""
     license: str = "unknown"
     """The license that the model card states, such as cc-by-4.0."""
     languages: Annotated[tuple[str, str] | None, arg(metavar="SOURCE TARGET")] = None
-    """The source and target languages that the model card states, such as
-    `en de`. Default: the languages in the config or in the file names."""
+    """The source and target languages that the model card states, such as `en de`. Default: the
+    languages in the config or in the file names."""
     data_note: str | None = None
-    """A note for the model card about the data, in Markdown, such as the source
-    and license of the training text."""
+    """A note for the model card about the data, in Markdown, such as the source and license of the
+    training text."""
 
     def run(self) -> None:
         out = self.out or Path(f"{Path(self.run_folder).resolve().name}-package")

@@ -58,27 +58,25 @@ class Plot(PathCommand):
     out: Annotated[Path | None, arg(help_behavior_hint="(required)")] = None
     """The file to create. The file name must end in .svg or .png."""
     metrics: tuple[str, ...] = ()
-    """For `curves`: the names of the metrics, such as dev/perplexity. Default:
-    train/loss, dev/perplexity, and dev/bleu."""
+    """For `curves`: the names of the metrics, such as dev/perplexity. Default: train/loss,
+    dev/perplexity, and dev/bleu."""
     num_positions: int | None = None
-    """For `positions`: the number of positions to plot. Default: 128, or the
-    model's maximum if that is smaller."""
+    """For `positions`: the number of positions to plot. Default: 128, or the model's maximum if
+    that is smaller."""
     offset: int | None = None
-    """For `positions`: the offset k of the linear map from PE(pos) to
-    PE(pos + k). Default: 1."""
+    """For `positions`: the offset k of the linear map from PE(pos) to PE(pos + k). Default: 1."""
     split: Literal["dev", "test"] | None = None
     """For `loss` and `heads`: the split to score. Default: dev."""
     num_sentences: int | None = None
     """For `heads`: score the first N sentences in the split. Default: 256."""
     margin: float | None = None
-    """For `heads`: the largest acceptable increase in loss, in nats per token.
-    Default: 0.05."""
+    """For `heads`: the largest acceptable increase in loss, in nats per token. Default: 0.05."""
     average_checkpoints: int | None = None
-    """For `positions`, `loss`, and `heads`: average the last N scheduled
-    checkpoints. Default: the run's decode.average_checkpoints."""
+    """For `positions`, `loss`, and `heads`: average the last N scheduled checkpoints. Default: the
+    run's decode.average_checkpoints."""
     step: int | None = None
-    """For `positions`, `loss`, and `heads`: the step of the checkpoint, or of
-    the last checkpoint to average. Default: the latest."""
+    """For `positions`, `loss`, and `heads`: the step of the checkpoint, or of the last checkpoint
+    to average. Default: the latest."""
 
     def run(self) -> None:
         if len(self.folders) > 1 and self.kind != "curves":

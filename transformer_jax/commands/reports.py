@@ -31,15 +31,14 @@ class Report(PathCommand):
     """Compare results with the paper, test differences for significance, and write a report."""
 
     folders: Positional[Annotated[tuple[str, ...], arg(metavar="SWEEP|RUN...")]] = ()
-    """A sweep's folder, or the folders of runs that were trained separately.
-    Runs that differ only in their seed form one row, and the report compares
-    each row with the first row."""
+    """A sweep's folder, or the folders of runs that were trained separately. Runs that differ only
+    in their seed form one row, and the report compares each row with the first row."""
     out: Path | None = None
-    """The folder for a report on separately trained runs. A report on a sweep
-    is always written to the sweep's folder."""
+    """The folder for a report on separately trained runs. A report on a sweep is always written to
+    the sweep's folder."""
     split: Literal["dev", "test"] | None = None
-    """Analyze only this set. By default, a report analyzes both sets, and its
-    answers use the test set if it was scored."""
+    """Analyze only this set. By default, a report analyzes both sets, and its answers use the test
+    set if it was scored."""
     baseline: str | None = None
     """The row that the others are compared with. Default: the first row."""
     argument_name = "a sweep, or runs"

@@ -28,20 +28,18 @@ class Export(CheckpointCommand):
     """
 
     format: Format = "ctranslate2"
-    """The format. `ctranslate2` is for serving with CTranslate2. `marian` is
-    for MarianMTModel in Hugging Face's transformers library. `safetensors`,
-    which stores the parameters under flat names, is for other libraries and for
-    the import command."""
+    """The format. `ctranslate2` is for serving with CTranslate2. `marian` is for MarianMTModel in
+    Hugging Face's transformers library. `safetensors`, which stores the parameters under flat
+    names, is for other libraries and for the import command."""
     out: Path | None = None
     """The folder to create. Default: NAME-FORMAT, where NAME is the run's name."""
     quantization: Literal["float32", "bfloat16", "int8"] = "float32"
-    """With `ctranslate2`: the data type of the stored parameters. `int8`
-    applies only to matrices."""
+    """With `ctranslate2`: the data type of the stored parameters. `int8` applies only to
+    matrices."""
     verify: bool = True
-    """Load the exported model and compare it with the run's model. For
-    `safetensors`, compare the parameters; otherwise, compare the translations
-    and scores of twenty sentences. The command fails if the results of a
-    float32 model differ by more than rounding can explain."""
+    """Load the exported model and compare it with the run's model. For `safetensors`, compare the
+    parameters; otherwise, compare the translations and scores of twenty sentences. The command
+    fails if the results of a float32 model differ by more than rounding can explain."""
 
     def run(self) -> None:
         if self.format != "ctranslate2" and self.quantization != "float32":

@@ -59,23 +59,22 @@ class TrainingCommand(ConfigCommand):
     """Base class for commands that train in one or more processes, with or without a supervisor."""
 
     supervise: FlagCreatePairsOff[bool] = False
-    """Train in a child process and monitor it. If the child hangs or is killed,
-    exit with a one-line message and code 75. In multi-process training, pass
-    this option to every process."""
+    """Train in a child process and monitor it. If the child hangs or is killed, exit with a
+    one-line message and code 75. In multi-process training, pass this option to every process."""
     step_timeout: float = 30.0
-    """With --supervise: how many seconds training can go without a heartbeat
-    before it is considered hung. Training sends a heartbeat after every three
-    steps. If steps are slow, the timeout is at least the duration of 12 steps."""
+    """With --supervise: how many seconds training can go without a heartbeat before it is
+    considered hung. Training sends a heartbeat after every three steps. If steps are slow, the
+    timeout is at least the duration of 12 steps."""
     phase_timeout: float = 1800.0
     """With --supervise: timeout in seconds for startup, compilation, evaluation, and saving."""
 
     coordinator: str | None = None
-    """Address of process 0, as HOST:PORT, to which all other processes connect.
-    On Slurm, Open MPI, Kubernetes, and Cloud TPU, the values of --coordinator,
-    --num-processes, and --process-id are detected automatically."""
+    """Address of process 0, as HOST:PORT, to which all other processes connect. On Slurm, Open MPI,
+    Kubernetes, and Cloud TPU, the values of --coordinator, --num-processes, and --process-id are
+    detected automatically."""
     num_processes: int | None = None
-    """Number of processes. If the number is 1, training ignores the cluster's
-    environment variables."""
+    """Number of processes. If the number is 1, training ignores the cluster's environment
+    variables."""
     process_id: int | None = None
     """Zero-based index of this process."""
 
@@ -113,13 +112,13 @@ class Train(FileCommand, TrainingCommand):
     """Train a model from a config, and store it in a run's folder."""
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
-    """The run's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME.
-    Default: runs/NAME, where NAME is the config's name."""
+    """The run's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME. Default: runs/NAME,
+    where NAME is the config's name."""
     init_from: Annotated[Path | None, arg(metavar="RUN")] = None
     """Start with the vocabulary and the latest parameters of this run."""
     resume: FlagCreatePairsOff[bool] = False
-    """If the run already exists, continue it. A finished run does not change. Use
-    this option in scripts that start the same command again after an interruption."""
+    """If the run already exists, continue it. A finished run does not change. Use this option in
+    scripts that start the same command again after an interruption."""
     common = (
         *("out", "resume", "init_from", "data.batch_tokens", "model.dtype"),
         *("train.steps", "train.warmup_steps", "train.seed", "train.parallelism"),
@@ -179,8 +178,8 @@ class Reproduce(PathCommand):
     run_folder: RunArgument
     """A run's folder. The command does not change the folder."""
     out: Path | None = None
-    """The new run's folder. Default: RUN-reproduced, in the working directory if
-    RUN is in a bucket."""
+    """The new run's folder. Default: RUN-reproduced, in the working directory if RUN is in a
+    bucket."""
 
     def run(self) -> None:
         original = RunFolder.open(Path(self.run_folder))

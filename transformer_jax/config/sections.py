@@ -2,7 +2,7 @@
 
 A field's annotation defines its type and its range, which architectures use the field, and whether
 the field may change when a run resumes or starts from the parameters of another run. The docstring
-of a field is its `--help` text. Help text that spans several lines is wrapped at 80 columns.
+of a field is its `--help` text.
 """
 
 from collections.abc import Mapping
@@ -55,153 +55,139 @@ class ModelConfig(ConfigSection):
     """The model architecture (section 3)."""
 
     architecture: Annotated[str, PartName("transformer", "rnn", "conv")] = "transformer"
-    """The type of encoder and decoder. `rnn` and `conv` differ from the paper,
-    because they use layers that the Transformer replaced. `rnn` uses recurrent
-    layers (Bahdanau et al., Luong et al.), and `conv` uses gated convolutions
-    (Gehring et al.)."""
+    """The type of encoder and decoder. `rnn` and `conv` differ from the paper, because they use
+    layers that the Transformer replaced. `rnn` uses recurrent layers (Bahdanau et al., Luong et
+    al.), and `conv` uses gated convolutions (Gehring et al.)."""
     num_layers: Annotated[int, between(1, 1000)] = 6
     """Number of layers in each stack (encoder and decoder): the paper's N."""
     num_decoder_layers: Annotated[int | None, between(1, 1000), UsedBy("transformer")] = None
-    """Number of layers in the decoder. Default: model.num_layers. With a value
-    other than model.num_layers, the model differs from the paper's."""
+    """Number of layers in the decoder. Default: model.num_layers. With a value other than
+    model.num_layers, the model differs from the paper's."""
     d_model: Annotated[int, between(1, 1_000_000)] = 512
     """Width of the embeddings and of every sub-layer's output."""
     d_ff: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 2048
     """Inner width of the feed-forward networks."""
     feed_forward: Annotated[str, PartName("mlp", *GATED), UsedBy("transformer")] = "mlp"
-    """The feed-forward network (section 3.3). `mlp`, as in the paper, has two
-    linear layers. `swiglu` and `geglu` (Shazeer), which differ from the paper,
-    multiply the activation by a third linear layer. Shazeer reduces d_ff by a
-    third to keep the number of parameters, and omits the biases."""
+    """The feed-forward network (section 3.3). `mlp`, as in the paper, has two linear layers.
+    `swiglu` and `geglu` (Shazeer), which differ from the paper, multiply the activation by a third
+    linear layer. Shazeer reduces d_ff by a third to keep the number of parameters, and omits the
+    biases."""
     feed_forward_bias: Annotated[bool, UsedBy("transformer")] = True
-    """Add biases to the linear layers of the feed-forward networks. Without
-    biases, the model differs from the paper's."""
+    """Add biases to the linear layers of the feed-forward networks. Without biases, the model
+    differs from the paper's."""
     activation: Annotated[str, PartName("relu", "gelu", "swish"), UsedBy("transformer")] = "relu"
-    """For the `mlp` feed-forward network: the activation function between its two
-    linear layers. `gelu` (exact, not the tanh approximation) and `swish` differ
-    from the paper."""
+    """For the `mlp` feed-forward network: the activation function between its two linear layers.
+    `gelu` (exact, not the tanh approximation) and `swish` differ from the paper."""
     num_heads: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 8
     """Number of attention heads: the paper's h."""
     num_kv_heads: Annotated[int | None, between(1, 1_000_000), UsedBy("transformer")] = None
-    """Number of heads of keys and values. Default: model.num_heads. With fewer
-    heads, groups of consecutive query heads share keys and values, which makes
-    decoding caches smaller and differs from the paper. A value of 1 is
-    multi-query attention (Shazeer), and other values are grouped-query
-    attention (Ainslie et al.)."""
+    """Number of heads of keys and values. Default: model.num_heads. With fewer heads, groups of
+    consecutive query heads share keys and values, which makes decoding caches smaller and differs
+    from the paper. A value of 1 is multi-query attention (Shazeer), and other values are
+    grouped-query attention (Ainslie et al.)."""
     query_key_norm: Annotated[bool, UsedBy("transformer")] = False
-    """Divide each query and key by its root mean square, and multiply it by a
-    learned vector that all heads share. Differs from the paper. Henry et al.
-    divide by the norm and learn a scalar, and ViT-22B (Dehghani et al.)
-    also subtracts the mean."""
+    """Divide each query and key by its root mean square, and multiply it by a learned vector that
+    all heads share. Differs from the paper. Henry et al. divide by the norm and learn a scalar, and
+    ViT-22B (Dehghani et al.) also subtracts the mean."""
     d_k: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 64
     """Width of the queries and keys in each head."""
     d_v: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 64
     """Width of the values in each head."""
     dropout: Annotated[float, PROBABILITY, ON_INIT_FROM, NUMBER] = 0.1
-    """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings
-    and positional encodings (section 5.4)."""
+    """Dropout rate P_drop for sub-layer outputs, and for the sums of embeddings and positional
+    encodings (section 5.4)."""
     attention_dropout: Annotated[float, PROBABILITY, ON_INIT_FROM, NUMBER_UNLESS_ZERO] = 0.0
-    """Dropout rate for the attention weights. With a rate above 0, training
-    differs from the paper's."""
+    """Dropout rate for the attention weights. With a rate above 0, training differs from the
+    paper's."""
     activation_dropout: Annotated[
         float, PROBABILITY, UsedBy("transformer"), ON_INIT_FROM, NUMBER_UNLESS_ZERO
     ] = 0.0
-    """Dropout rate inside the feed-forward networks. With a rate above 0,
-    training differs from the paper's."""
+    """Dropout rate inside the feed-forward networks. With a rate above 0, training differs from the
+    paper's."""
     positions: Annotated[
         str, PartName(*ADDED_POSITIONS, *RELATIVE_POSITIONS), UsedBy("transformer", "conv")
     ] = "sinusoidal"
-    """How positions are encoded (section 3.5). `sinusoidal` is the paper's
-    choice, and `learned` is row E of Table 3. All other choices differ from the
-    paper. `concatenated_sinusoidal` puts all sines before all cosines, as in
-    Tensor2Tensor. `none` does not encode positions. `alibi`, `rotary`,
-    `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside
-    self-attention."""
+    """How positions are encoded (section 3.5). `sinusoidal` is the paper's choice, and `learned` is
+    row E of Table 3. All other choices differ from the paper. `concatenated_sinusoidal` puts all
+    sines before all cosines, as in Tensor2Tensor. `none` does not encode positions. `alibi`,
+    `rotary`, `relative` (Shaw et al.), and `t5` (Raffel et al.) work inside self-attention."""
     max_relative_position: Annotated[int, between(1, 1_000_000), UsedBy("transformer")] = 16
-    """For `relative` positions: the maximum distance (k in Shaw et al.).
-    Longer distances are clipped to this maximum."""
+    """For `relative` positions: the maximum distance (k in Shaw et al.). Longer distances are
+    clipped to this maximum."""
     position_buckets: Annotated[int, between(4, 64), UsedBy("transformer")] = 32
     """For `t5` positions: the number of distance buckets, each with a learned bias per head."""
     attention_score: Annotated[str, PartName(*DOT_PRODUCTS, "general", "additive", "none")] = (
         "scaled_dot_product"
     )
-    """How queries are compared with keys (section 3.2.1). All choices except
-    `scaled_dot_product` differ from the paper. `dot_product` is q^T k,
-    `general` is q^T W k (Luong et al.), and `additive` is v^T tanh(q + k)
-    (Bahdanau et al.). `none`, which only `rnn` supports, disables attention."""
+    """How queries are compared with keys (section 3.2.1). All choices except `scaled_dot_product`
+    differ from the paper. `dot_product` is q^T k, `general` is q^T W k (Luong et al.), and
+    `additive` is v^T tanh(q + k) (Bahdanau et al.). `none`, which only `rnn` supports, disables
+    attention."""
     attention_implementation: Annotated[str, PartName("full", *FUSED), UsedBy("transformer")] = (
         "full"
     )
-    """How attention is computed. `full` stores all attention weights at once.
-    `blockwise` uses less memory; for sequences of 1,000 tokens or more, it is
-    faster on a CPU but slower on TPUs and GPUs. `cudnn` is cuDNN's flash
-    attention on NVIDIA GPUs."""
+    """How attention is computed. `full` stores all attention weights at once. `blockwise` uses less
+    memory; for sequences of 1,000 tokens or more, it is faster on a CPU but slower on TPUs and
+    GPUs. `cudnn` is cuDNN's flash attention on NVIDIA GPUs."""
     attention_window: Annotated[int | None, between(1, 1_000_000), UsedBy("transformer")] = None
-    """Maximum distance w between a query and a key in self-attention, which
-    gives a neighborhood of size r = 2 w + 1 (section 4). Differs from the
-    paper, which suggests this limit as future work."""
+    """Maximum distance w between a query and a key in self-attention, which gives a neighborhood of
+    size r = 2 w + 1 (section 4). Differs from the paper, which suggests this limit as future
+    work."""
     attention_bias: Annotated[bool, UsedBy("transformer")] = False
-    """Add biases to the four attention projections. Differs from the paper, whose
-    projections have no biases."""
+    """Add biases to the four attention projections. Differs from the paper, whose projections have
+    no biases."""
     output_bias: Annotated[bool, UsedBy("transformer")] = False
-    """Add a per-token bias to the logits. Differs from the paper, which does not add
-    a bias to the logits."""
+    """Add a per-token bias to the logits. Differs from the paper, which does not add a bias to the
+    logits."""
     decoder_start: Literal["bos", "padding"] = "bos"
-    """The first token that the decoder reads. With `padding`, which differs
-    from the paper, the decoder starts with the padding token, as in Marian, and
-    translations never contain that token."""
+    """The first token that the decoder reads. With `padding`, which differs from the paper, the
+    decoder starts with the padding token, as in Marian, and translations never contain that
+    token."""
     norm: Annotated[str, PartName("layer_norm", "rms_norm"), UsedBy("transformer")] = "layer_norm"
-    """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich),
-    which differs from the paper, divides by the root mean square, but neither
-    subtracts the mean nor adds a bias."""
+    """How vectors are normalized (section 3.1). `rms_norm` (Zhang and Sennrich), which differs from
+    the paper, divides by the root mean square, but neither subtracts the mean nor adds a bias."""
     layer_norm: Annotated[str, PartName("post", "pre"), UsedBy("transformer")] = "post"
-    """`post` normalizes after each residual sum, as in the paper (section 3.1).
-    `pre`, which differs from the paper, normalizes before each sub-layer and at
-    the end of each stack."""
+    """`post` normalizes after each residual sum, as in the paper (section 3.1). `pre`, which
+    differs from the paper, normalizes before each sub-layer and at the end of each stack."""
     layer_norm_epsilon: Annotated[float, POSITIVE, UsedBy("transformer")] = 1e-6
-    """Constant added to the variance in layer normalization, or to the mean square
-    in `rms_norm`. The paper does not specify this constant."""
+    """Constant added to the variance in layer normalization, or to the mean square in `rms_norm`.
+    The paper does not specify this constant."""
     # The names of the parameters determine which matrices are shared.
     tie_embeddings: Annotated[Literal["all", "target", "none"], ON_INIT_FROM] = "all"
-    """Which embedding matrices are shared (section 3.4). With `all`, the source
-    embedding (unless data.source_vocab_size is set), the target embedding, and
-    the output projection share a matrix. With `target`, only the target
-    embedding and the output projection share a matrix. `target` and `none`
-    differ from the paper."""
+    """Which embedding matrices are shared (section 3.4). With `all`, the source embedding (unless
+    data.source_vocab_size is set), the target embedding, and the output projection share a matrix.
+    With `target`, only the target embedding and the output projection share a matrix. `target` and
+    `none` differ from the paper."""
     max_positions: Annotated[
         int | None, between(1, 1_000_000), UsedBy("transformer", "conv"), ON_INIT_FROM
     ] = None
-    """For `learned` positions: the number of positions in each table. Default:
-    model.max_length in the encoder, and 50 more in the decoder."""
+    """For `learned` positions: the number of positions in each table. Default: model.max_length in
+    the encoder, and 50 more in the decoder."""
     out_of_range_positions: Annotated[
         Literal["error", "clamp"], UsedBy("transformer", "conv"), ON_INIT_FROM
     ] = "error"
-    """For `learned` positions: how to handle positions past the end of the
-    table. `error` rejects a source that is longer than the table, and ends a
-    translation at the last position. `clamp`, which differs from the paper,
-    uses the table's last vector for all later positions."""
+    """For `learned` positions: how to handle positions past the end of the table. `error` rejects a
+    source that is longer than the table, and ends a translation at the last position. `clamp`,
+    which differs from the paper, uses the table's last vector for all later positions."""
     learned_positions_init: Annotated[
         Literal["normal", "sinusoidal_scale", "sinusoids"],
         UsedBy("transformer", "conv"),
         ON_INIT_FROM,
     ] = "normal"
-    """For `learned` positions: the initial table, which the paper does not
-    specify. `normal` draws from N(0, 1/d_model), so vectors have a norm of
-    about 1. `sinusoidal_scale` draws from N(0, 1/2), so vectors have a norm of
-    about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids` initializes
-    the table with the sinusoidal encodings."""
+    """For `learned` positions: the initial table, which the paper does not specify. `normal` draws
+    from N(0, 1/d_model), so vectors have a norm of about 1. `sinusoidal_scale` draws from N(0,
+    1/2), so vectors have a norm of about sqrt(d_model / 2), like sinusoidal encodings. `sinusoids`
+    initializes the table with the sinusoidal encodings."""
     max_length: Annotated[int, between(1, 1_000_000), ON_INIT_FROM] = 256
-    """Maximum source length in tokens, including the end-of-sentence token.
-    Translation rejects or truncates a longer source."""
+    """Maximum source length in tokens, including the end-of-sentence token. Translation rejects or
+    truncates a longer source."""
     dtype: Annotated[Literal["float32", "bfloat16", "float64"], ON_INIT_FROM] = "float32"
-    """Data type of the computation. With `bfloat16`, parameters, softmax, and
-    loss still use float32. Use `float64` only to verify results in Python, in a
-    jax.enable_x64(True) context."""
+    """Data type of the computation. With `bfloat16`, parameters, softmax, and loss still use
+    float32. Use `float64` only to verify results in Python, in a jax.enable_x64(True) context."""
     logits_dtype: Annotated[Literal["float32", "bfloat16"], ON_INIT_FROM] = "float32"
-    """Data type of the logits in training. With `bfloat16`, which differs from the
-    paper, each logit is rounded to 8 significant bits, which saves memory and time.
-    The loss is still computed in float32. Evaluation and translation always use
-    float32 logits."""
+    """Data type of the logits in training. With `bfloat16`, which differs from the paper, each
+    logit is rounded to 8 significant bits, which saves memory and time. The loss is still computed
+    in float32. Evaluation and translation always use float32 logits."""
     remat: Annotated[bool, UsedBy("transformer"), ON_RESUME, ON_INIT_FROM] = False
     """Recompute each layer's activations in the backward pass, which is slower but saves memory."""
     rnn_cell: Annotated[Literal["lstm", "gru"], UsedBy("rnn")] = "lstm"
@@ -312,100 +298,88 @@ class DataConfig(ConfigSection):
     """The corpus, its vocabulary, and its batches (section 5.1)."""
 
     corpus: Annotated[str, PartName("number_words", "text", "tfds", "trees")] = "number_words"
-    """The source of the sentence pairs. `number_words`: numbers spelled out in
-    English and German, generated on the fly. `text`: your own files. `tfds`: a
-    dataset from TensorFlow Datasets, downloaded on first use. `trees`:
-    sentences and their linearized trees, from a treebank (section 6.3)."""
+    """The source of the sentence pairs. `number_words`: numbers spelled out in English and German,
+    generated on the fly. `text`: your own files. `tfds`: a dataset from TensorFlow Datasets,
+    downloaded on first use. `trees`: sentences and their linearized trees, from a treebank (section
+    6.3)."""
     task: Annotated[str, PartName("translation", "parsing")] = "translation"
-    """The type of task, which determines the scores that the evaluate command
-    reports in addition to BLEU and chrF. For `parsing`, the command also
-    reports the labeled precision, recall, and F1 of linearized trees according
-    to evalb's rules."""
+    """The type of task, which determines the scores that the evaluate command reports in addition
+    to BLEU and chrF. For `parsing`, the command also reports the labeled precision, recall, and F1
+    of linearized trees according to evalb's rules."""
     num_pairs: Annotated[int, between(1, MAX_NUMBER_WORDS_PAIRS)] = 20_000
     """For `number_words`: the number of training pairs."""
     max_numbers_per_line: Annotated[int, between(1, 300)] = 1
     """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
-    """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and all digit
-    counts are equally likely. The test and development lines never occur in
-    training. If each line contains one number, training repeats short numbers.
-    Default: all numbers below a million are equally likely, so 90% of them have
-    six digits."""
+    """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and all digit counts are
+    equally likely. The test and development lines never occur in training. If each line contains
+    one number, training repeats short numbers. Default: all numbers below a million are equally
+    likely, so 90% of them have six digits."""
     # When a run resumes, the files may have moved, but their text must be the same.
     train: Annotated[tuple[str, str] | None, ON_RESUME] = None
-    """For `text`: the source file and target file of the training set (UTF-8,
-    plain or compressed with gzip, xz, or bzip2). Line n of the target file is
-    the translation of line n of the source file."""
+    """For `text`: the source file and target file of the training set (UTF-8, plain or compressed
+    with gzip, xz, or bzip2). Line n of the target file is the translation of line n of the source
+    file."""
     dev: Annotated[tuple[str, str] | None, ON_RESUME] = None
-    """For `text`: the development set, in the same format as data.train.
-    Training evaluates the model on this set."""
+    """For `text`: the development set, in the same format as data.train. Training evaluates the
+    model on this set."""
     test: Annotated[tuple[str, str] | None, ON_RESUME] = None
-    """For `text`: the test set, in the same format as data.train. Only the
-    evaluate command uses this set."""
+    """For `text`: the test set, in the same format as data.train. Only the evaluate command uses
+    this set."""
     folder: Annotated[str | None, ON_RESUME] = None
-    """For `text`: the folder that file names are relative to. Default:
-    $TRANSFORMER_JAX_DATA or, if that variable is not set, the working
-    directory. For `trees`: the treebank's folder, which has the same default.
-    For `tfds`: the data folder for TensorFlow Datasets."""
+    """For `text`: the folder that file names are relative to. Default: $TRANSFORMER_JAX_DATA or, if
+    that variable is not set, the working directory. For `trees`: the treebank's folder, which has
+    the same default. For `tfds`: the data folder for TensorFlow Datasets."""
     dataset: str = "wmt14_translate/de-en"
     """For `tfds`: the name of the dataset."""
     languages: tuple[str, str] = ("en", "de")
     """For `tfds`: the source and target languages."""
     vocab_size: Annotated[int, between(8, 1_000_000)] = 37_000
-    """Number of tokens in the vocabulary shared by source and target. If the
-    corpus yields fewer tokens, the train command prints and stores the actual
-    number."""
+    """Number of tokens in the vocabulary shared by source and target. If the corpus yields fewer
+    tokens, the train command prints and stores the actual number."""
     source_vocab_size: Annotated[int | None, between(8, 1_000_000)] = None
-    """Number of tokens in a separate source vocabulary, for languages with
-    different scripts. data.vocab_size is then the size of the target
-    vocabulary. Differs from the paper, because source and target then have
-    separate embeddings."""
+    """Number of tokens in a separate source vocabulary, for languages with different scripts.
+    data.vocab_size is then the size of the target vocabulary. Differs from the paper, because
+    source and target then have separate embeddings."""
     target_tokens: Literal["subwords", "words"] = "subwords"
-    """The kind of token in the target vocabulary, if data.source_vocab_size is
-    set. With `words`, the tokens are the most frequent words in the targets,
-    which differs from the paper. Use `words` for targets that consist of
-    symbols, such as linearized trees."""
+    """The kind of token in the target vocabulary, if data.source_vocab_size is set. With `words`,
+    the tokens are the most frequent words in the targets, which differs from the paper. Use `words`
+    for targets that consist of symbols, such as linearized trees."""
     normalization: Literal["none", "spaces", "nfc", "nfkc"] = "none"
-    """How text is normalized before it is split into tokens. With `spaces`, every
-    whitespace character becomes a space, and invisible characters, such as the
-    zero-width space, are removed. `nfc` also combines letters with their
-    accents. `nfkc` (SentencePiece's nmt_nfkc) replaces invisible characters
-    with spaces, and it also replaces ligatures, full-width letters, and similar
-    characters. The vocabulary and its exports contain the rules, so the rules
-    apply to all text, and translations are normalized. All choices except
-    `none` differ from the paper."""
+    """How text is normalized before it is split into tokens. With `spaces`, every whitespace
+    character becomes a space, and invisible characters, such as the zero-width space, are removed.
+    `nfc` also combines letters with their accents. `nfkc` (SentencePiece's nmt_nfkc) replaces
+    invisible characters with spaces, and it also replaces ligatures, full-width letters, and
+    similar characters. The vocabulary and its exports contain the rules, so the rules apply to all
+    text, and translations are normalized. All choices except `none` differ from the paper."""
     bleu_tokenizer: Annotated[
         Literal["auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab"], ON_RESUME
     ] = "auto"
-    """How sacreBLEU splits text into words. `none` is for text that is already
-    tokenized. `auto` is `none` for `trees` and `char` for `number_words` (where a
-    target is often a single word). For other text, the references determine
-    `auto`: `zh` for Chinese, `char` for other scripts without spaces, such as
-    Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
+    """How sacreBLEU splits text into words. `none` is for text that is already tokenized. `auto` is
+    `none` for `trees` and `char` for `number_words` (where a target is often a single word). For
+    other text, the references determine `auto`: `zh` for Chinese, `char` for other scripts without
+    spaces, such as Japanese and Thai, and `13a` otherwise. `ja-mecab` and `ko-mecab` need
     sacrebleu[ja] and sacrebleu[ko]."""
     bpe_dropout: Annotated[float, PROBABILITY] = 0.0
-    """Probability of skipping each merge when training text is split into subwords
-    (BPE-dropout; Provilkov et al. 2020 use 0.1). Values above 0 differ from the
-    paper."""
+    """Probability of skipping each merge when training text is split into subwords (BPE-dropout;
+    Provilkov et al. 2020 use 0.1). Values above 0 differ from the paper."""
     bpe_dropout_samples: Annotated[int, between(1, 1000)] = 10
-    """With data.bpe_dropout above 0, the number of times that the training text is
-    split at random. An epoch then reads the text this many times."""
+    """With data.bpe_dropout above 0, the number of times that the training text is split at random.
+    An epoch then reads the text this many times."""
     max_length: Annotated[int, COUNT] = 256
-    """Maximum number of tokens in a source or target, including the
-    end-of-sentence token. Training skips longer pairs."""
+    """Maximum number of tokens in a source or target, including the end-of-sentence token. Training
+    skips longer pairs."""
     max_ratio: Annotated[float, at_least(1)] = 9.0
-    """Maximum ratio of the longer side of a pair to the shorter side, in tokens.
-    Training skips pairs with a higher ratio, because the two sides are rarely
-    translations of each other."""
+    """Maximum ratio of the longer side of a pair to the shorter side, in tokens. Training skips
+    pairs with a higher ratio, because the two sides are rarely translations of each other."""
     batch_tokens: Annotated[int, COUNT] = 25_000
-    """The size of a batch across all devices: the approximate number of tokens
-    on each side (source and target), including padding."""
+    """The size of a batch across all devices: the approximate number of tokens on each side (source
+    and target), including padding."""
     max_batch_shapes: Annotated[int | None, between(1, MAX_BATCH_SHAPES)] = None
-    """Maximum number of batch shapes. XLA compiles a training step for each
-    shape. Fewer shapes take less time to compile but need more padding. Default:
-    the number that minimizes the expected training time, which depends on
-    train.steps, data.batch_tokens, and the model's size. A run keeps the number
-    that it started with."""
+    """Maximum number of batch shapes. XLA compiles a training step for each shape. Fewer shapes
+    take less time to compile but need more padding. Default: the number that minimizes the expected
+    training time, which depends on train.steps, data.batch_tokens, and the model's size. A run
+    keeps the number that it started with."""
 
     name = "data"
 
@@ -442,13 +416,13 @@ class TrainConfig(ConfigSection):
     """The training procedure (sections 5.2 to 5.4)."""
 
     steps: Annotated[int, COUNT, ON_RESUME] = 100_000
-    """Number of training steps, including steps that are skipped because the loss
-    or gradient is not finite."""
+    """Number of training steps, including steps that are skipped because the loss or gradient is
+    not finite."""
     warmup_steps: Annotated[int, COUNT, NUMBER] = 4000
     """Number of steps during which the learning rate rises linearly (section 5.3)."""
     learning_rate_scale: Annotated[float, POSITIVE, NUMBER] = 1.0
-    """Multiplier for the paper's learning rate, which peaks at
-    (model.d_model x train.warmup_steps)^-0.5 (section 5.3)."""
+    """Multiplier for the paper's learning rate, which peaks at (model.d_model x
+    train.warmup_steps)^-0.5 (section 5.3)."""
     peak_learning_rate: Annotated[float | None, POSITIVE, NUMBER] = None
     """The peak learning rate, which replaces train.learning_rate_scale. Differs from the paper."""
     base_width: Annotated[int | None, between(1, 1_000_000)] = None
@@ -465,31 +439,27 @@ class TrainConfig(ConfigSection):
     schedule: Annotated[str, PartName(*LASTING_SCHEDULES, *DECAYING_SCHEDULES)] = (
         "inverse_square_root"
     )
-    """The learning rate after the warmup. `inverse_square_root` is the paper's
-    schedule. The other schedules differ from the paper: `constant` stays at the
-    peak, `cosine` (Loshchilov and Hutter 2017) decays to 0, and
-    `warmup_stable_decay` (Hu et al. 2024) first stays at the peak and then
+    """The learning rate after the warmup. `inverse_square_root` is the paper's schedule. The other
+    schedules differ from the paper: `constant` stays at the peak, `cosine` (Loshchilov and Hutter
+    2017) decays to 0, and `warmup_stable_decay` (Hu et al. 2024) first stays at the peak and then
     decays linearly to 0."""
     decay_steps: Annotated[int | None, COUNT, NUMBER] = None
-    """The step at which `cosine` and `warmup_stable_decay` reach 0. Default:
-    train.steps, which then cannot change when the run resumes."""
+    """The step at which `cosine` and `warmup_stable_decay` reach 0. Default: train.steps, which
+    then cannot change when the run resumes."""
     decay_fraction: Annotated[float, PROBABILITY, NUMBER] = 0.2
     """The fraction of all steps during which `warmup_stable_decay` decays (Haegele et al. 2024)."""
     optimizer: Annotated[
         str, PartName("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"
-    """The optimizer. `adam` is the paper's optimizer. The other optimizers
-    differ from the paper: `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et
-    al. 2023), `adafactor` (Shazeer and Stern 2018; its learning rate is
-    relative to the size of each parameter), `muon` (Jordan et al. 2024; it uses
-    Adam for embeddings, norms, and biases), and `schedule_free` (Defazio et al.
-    2024), which needs the `constant` schedule and evaluates an average of the
-    parameters. `lion` and `muon` do not use train.adam_beta1 and
-    train.adam_beta2 for matrices."""
+    """The optimizer. `adam` is the paper's optimizer. The other optimizers differ from the paper:
+    `adamw` (Loshchilov and Hutter 2019), `lion` (Chen et al. 2023), `adafactor` (Shazeer and Stern
+    2018; its learning rate is relative to the size of each parameter), `muon` (Jordan et al. 2024;
+    it uses Adam for embeddings, norms, and biases), and `schedule_free` (Defazio et al. 2024),
+    which needs the `constant` schedule and evaluates an average of the parameters. `lion` and
+    `muon` do not use train.adam_beta1 and train.adam_beta2 for matrices."""
     weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
-    """Each step also reduces matrices by the learning rate times this fraction.
-    Embeddings, norms, and biases do not decay. Values above 0 differ from the
-    paper."""
+    """Each step also reduces matrices by the learning rate times this fraction. Embeddings, norms,
+    and biases do not decay. Values above 0 differ from the paper."""
     adam_beta1: Annotated[float, PROBABILITY, NUMBER] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, PROBABILITY, NUMBER] = 0.98
@@ -497,75 +467,71 @@ class TrainConfig(ConfigSection):
     adam_epsilon: Annotated[float, POSITIVE, NUMBER] = 1e-9
     """Constant added to the square root of Adam's second moment."""
     clip_norm: Annotated[float | None, POSITIVE, NUMBER] = None
-    """Maximum global norm of the gradients. Differs from the paper, which does
-    not mention clipping."""
+    """Maximum global norm of the gradients. Differs from the paper, which does not mention
+    clipping."""
     ema_decay: Annotated[float | None, PROBABILITY, NUMBER] = None
-    """Evaluate an exponential moving average of the parameters. Each step multiplies
-    the average by this number, such as 0.999, but in step t at most by
-    (1 + t) / (10 + t), as in TensorFlow. Therefore, the initial parameters have
-    little weight. Differs from the paper, which averages checkpoints
-    (decode.average_checkpoints)."""
+    """Evaluate an exponential moving average of the parameters. Each step multiplies the average by
+    this number, such as 0.999, but in step t at most by (1 + t) / (10 + t), as in TensorFlow.
+    Therefore, the initial parameters have little weight. Differs from the paper, which averages
+    checkpoints (decode.average_checkpoints)."""
     loss: Annotated[str, PartName("cross_entropy")] = "cross_entropy"
-    """The loss that training minimizes. `cross_entropy` uses train.label_smoothing
-    and train.z_loss."""
+    """The loss that training minimizes. `cross_entropy` uses train.label_smoothing and
+    train.z_loss."""
     z_loss: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
-    """Coefficient of an additional loss per token, the square of the logarithm of
-    the softmax denominator, which keeps logits small. PaLM (Chowdhery et al.
-    2022) uses 1e-4. Values above 0 differ from the paper."""
+    """Coefficient of an additional loss per token, the square of the logarithm of the softmax
+    denominator, which keeps logits small. PaLM (Chowdhery et al. 2022) uses 1e-4. Values above 0
+    differ from the paper."""
     label_smoothing: Annotated[float, PROBABILITY, NUMBER] = 0.1
     """Fraction of the target probability that is spread over the vocabulary (section 5.4)."""
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
-    """How the fraction train.label_smoothing is divided among tokens. With
-    `vocabulary`, each of the V tokens, including the true token, gets a share
-    of 1/V. With `other_tokens`, each token except the true one gets a share of
-    1/(V-1), as in Tensor2Tensor. The paper does not say which variant it uses."""
+    """How the fraction train.label_smoothing is divided among tokens. With `vocabulary`, each of
+    the V tokens, including the true token, gets a share of 1/V. With `other_tokens`, each token
+    except the true one gets a share of 1/(V-1), as in Tensor2Tensor. The paper does not say which
+    variant it uses."""
     # When a run resumes, this field and `parallelism` affect only the dropout masks.
     gradient_accumulation_steps: Annotated[int, between(1, 10_000), ON_RESUME] = 1
-    """Split each batch into this many micro-batches to save memory. Each
-    micro-batch uses its own dropout masks."""
+    """Split each batch into this many micro-batches to save memory. Each micro-batch uses its own
+    dropout masks."""
     parallelism: Annotated[Literal["data", "fsdp", "pmap"], ON_RESUME] = "data"
-    """How multiple devices share the work. With `data`, each device holds all
-    parameters and processes part of the batch. `fsdp` saves memory: between
-    steps, each device holds only part of the parameters and optimizer state.
-    `pmap` is like `data`, but it uses jax.pmap."""
+    """How multiple devices share the work. With `data`, each device holds all parameters and
+    processes part of the batch. `fsdp` saves memory: between steps, each device holds only part of
+    the parameters and optimizer state. `pmap` is like `data`, but it uses jax.pmap."""
     reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type for summing gradients across devices. bfloat16 halves the
-    amount of data sent, but it rounds each device's gradient."""
+    """Data type for summing gradients across devices. bfloat16 halves the amount of data sent, but
+    it rounds each device's gradient."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
     """Random seed for the initial parameters, the dropout masks, and the order of the data."""
     checkpoint_every: Annotated[int, COUNT, ON_RESUME] = 1000
-    """Number of steps or epochs between scheduled checkpoints. At each scheduled
-    checkpoint, training computes the perplexity on the development set. The
-    paper saves a checkpoint every 10 minutes."""
+    """Number of steps or epochs between scheduled checkpoints. At each scheduled checkpoint,
+    training computes the perplexity on the development set. The paper saves a checkpoint every 10
+    minutes."""
     checkpoint_unit: Annotated[Literal["step", "epoch"], ON_RESUME] = "step"
     """The unit of train.checkpoint_every."""
     bleu_every: Annotated[int, COUNT, ON_RESUME] = 1
-    """At every Nth scheduled checkpoint and after the last step, also translate the
-    development set and compute BLEU."""
+    """At every Nth scheduled checkpoint and after the last step, also translate the development set
+    and compute BLEU."""
     patience: Annotated[int | None, COUNT, ON_RESUME] = None
-    """Stop early if train.patience_metric does not improve for this many
-    consecutive scheduled checkpoints. Differs from the paper, which trains for
-    a fixed number of steps."""
+    """Stop early if train.patience_metric does not improve for this many consecutive scheduled
+    checkpoints. Differs from the paper, which trains for a fixed number of steps."""
     patience_metric: Annotated[Literal["perplexity", "smoothed_loss"], ON_RESUME] = "perplexity"
-    """The score on the development set that selects the best checkpoint.
-    `smoothed_loss` is the training loss, with label smoothing but without
-    dropout. As in fairseq, the loss is rounded to 0.001 bits per token."""
+    """The score on the development set that selects the best checkpoint. `smoothed_loss` is the
+    training loss, with label smoothing but without dropout. As in fairseq, the loss is rounded to
+    0.001 bits per token."""
     keep_checkpoints: Annotated[int, COUNT, ON_RESUME] = 20
-    """Number of recent scheduled checkpoints to keep for averaging. The best
-    checkpoint, which has the lowest train.patience_metric, is always kept."""
+    """Number of recent scheduled checkpoints to keep for averaging. The best checkpoint, which has
+    the lowest train.patience_metric, is always kept."""
     max_minutes_between_checkpoints: Annotated[float, POSITIVE, ON_RESUME] = 10.0
-    """Maximum number of minutes between recovery checkpoints. The first recovery
-    checkpoint is saved after step 1, and the intervals then grow to this
-    maximum."""
+    """Maximum number of minutes between recovery checkpoints. The first recovery checkpoint is
+    saved after step 1, and the intervals then grow to this maximum."""
     log_every: Annotated[int, COUNT, ON_RESUME] = 100
     """Number of steps between reports of training metrics."""
     trackers: Annotated[tuple[str, ...], ON_RESUME] = ("tensorboard",)
-    """Programs that also receive the metrics: `tensorboard`, `wandb`, `mlflow`, `aim`,
-    or trackers that your own file registers."""
+    """Programs that also receive the metrics: `tensorboard`, `wandb`, `mlflow`, `aim`, or trackers
+    that your own file registers."""
     profile: Annotated[int, between(0, MAX_COUNT), ON_RESUME] = 0
-    """Number of steps to trace with JAX's profiler. The trace begins
-    train.log_every steps after training starts or resumes. The trace is written
-    to RUN/profile, for viewing in TensorBoard or Perfetto."""
+    """Number of steps to trace with JAX's profiler. The trace begins train.log_every steps after
+    training starts or resumes. The trace is written to RUN/profile, for viewing in TensorBoard or
+    Perfetto."""
 
     name = "train"
 
@@ -611,25 +577,24 @@ class DecodeConfig(ConfigSection):
     """The search for the best translation (section 6.1)."""
 
     beam_size: Annotated[int, between(1, 1000), ON_RESUME] = 4
-    """Number of hypotheses in the beam; 1 means greedy search, which does not
-    use the length penalty or decode.beam_end."""
+    """Number of hypotheses in the beam; 1 means greedy search, which does not use the length
+    penalty or decode.beam_end."""
     length_penalty: Annotated[Literal["gnmt", "power"], ON_RESUME] = "gnmt"
-    """The length penalty. The score of a translation is its log-probability
-    divided by the length penalty. `gnmt`, as in the paper, is
-    ((5 + length) / 6)^alpha. `power`, which differs from the paper, is
-    length^alpha."""
+    """The length penalty. The score of a translation is its log-probability divided by the length
+    penalty. `gnmt`, as in the paper, is ((5 + length) / 6)^alpha. `power`, which differs from the
+    paper, is length^alpha."""
     length_penalty_alpha: Annotated[float, between(0, MAX_ALPHA), ON_RESUME] = 0.6
     """The exponent alpha of the length penalty. 0 disables the penalty."""
     max_extra_length: Annotated[int, between(0, 10_000), ON_RESUME] = MAX_EXTRA_LENGTH
     """Maximum length of a translation: the source length plus this many tokens."""
     beam_end: Annotated[Literal["tensor2tensor", "any"], ON_RESUME] = "tensor2tensor"
-    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the
-    paper's code, a hypothesis can finish if its end-of-sentence token is among
-    the 2 x beam_size most likely continuations. With `any`, which differs
-    from the paper's code, every hypothesis can finish at every step."""
+    """Which hypotheses can finish at each step. With `tensor2tensor`, as in the paper's code, a
+    hypothesis can finish if its end-of-sentence token is among the 2 x beam_size most likely
+    continuations. With `any`, which differs from the paper's code, every hypothesis can finish at
+    every step."""
     average_checkpoints: Annotated[int, COUNT, ON_RESUME] = 1
-    """Translate with the mean parameters of the last N scheduled checkpoints.
-    For Table 2, the paper averages 5 checkpoints of the base model and 20 of
-    the big model. For Table 3, the paper does not average checkpoints."""
+    """Translate with the mean parameters of the last N scheduled checkpoints. For Table 2, the
+    paper averages 5 checkpoints of the base model and 20 of the big model. For Table 3, the paper
+    does not average checkpoints."""
 
     name = "decode"
