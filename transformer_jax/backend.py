@@ -28,8 +28,7 @@ GPU_FLAGS = {
     "xla_gpu_deterministic_ops": "true",
 }
 CHECKED_FLAGS = "TRANSFORMER_JAX_CHECKED_XLA_FLAGS"
-"""The environment variable that contains the last valid value of XLA_FLAGS. Child processes inherit
-the variable, so they do not check the same flags again."""
+"""The last valid value of XLA_FLAGS, which child processes inherit instead of checking it again."""
 THREAD_VARIABLES = ("PJRT_NPROC", "NPROC")
 SETTINGS = (
     *("jax_default_matmul_precision", "jax_disable_most_optimizations", "jax_optimization_level"),
@@ -49,8 +48,7 @@ STANDARD_SETTINGS: dict[str, tuple[Callable[[Any], AbstractContextManager[None]]
     "jax_transfer_guard_host_to_device": (jax.transfer_guard_host_to_device, "allow"),
 }
 """The JAX settings that runs ignore, each with its default and the function that sets it in a
-context. Runs use float32 or bfloat16, skip steps that are not finite, and copy arrays
-implicitly."""
+context."""
 
 _environment: dict[str, str] = {}
 _noted: set[str] = set()

@@ -11,10 +11,8 @@ from transformer_jax.files import URL, local_path
 def cache_folder(name: str) -> Path:
     """Return the path of the folder `name` in the user's cache; create the folder if necessary.
 
-    If the environment variable `TRANSFORMER_JAX_CACHE` is set, it contains the path of the cache.
-    Otherwise, the cache is the `transformer_jax` folder in `$XDG_CACHE_HOME` or `~/.cache`. If the
-    `transformer_jax` folder cannot be created or is not writable, the cache is in the system's
-    temporary directory.
+    The cache is $TRANSFORMER_JAX_CACHE, or `transformer_jax` in $XDG_CACHE_HOME or ~/.cache, or in
+    the system's temporary directory if that is not writable.
     """
     if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
         if URL.match(root):

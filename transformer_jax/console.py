@@ -105,11 +105,7 @@ class PlainConsole(Console):
         return super().render_str(escape_control_characters(show_paths(text)), **options)
 
     def _check_buffer(self) -> None:
-        """Write the buffer; on failure, let the command finish and store its results.
-
-        For example, the terminal may be closed, or the disk may be full. If standard output loses
-        results, `run_and_report` reports the failure at the end.
-        """
+        """Write the buffer; on failure, such as a full disk, let the command store its results."""
         try:
             super()._check_buffer()
         except OSError as error:

@@ -194,9 +194,7 @@ def read_limited(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> JsonObject:
-    """Return the object in a JSON file, without its digest.
-
-    A file without a digest is accepted, because a person may have written or edited it.
+    """Return the object in a JSON file, without its digest, which an edited file may lack.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -236,8 +234,7 @@ def read_json_if_valid(path: Path) -> JsonObject:
 def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:
     """Raise a StorageError for a link or special file, which could redirect reads and writes.
 
-    Check the files and subfolders of `folder` whose names satisfy `is_checked`, and everything in
-    these subfolders except stray folders. The folder itself can be a link.
+    Check the entries of `folder` whose names satisfy `is_checked`, and everything inside them.
     """
     folders = [str(folder)]
     while folders:
@@ -266,14 +263,7 @@ def _advise_to_choose(_path: Path) -> str:
 
 @contextlib.contextmanager
 def new_folder(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> Iterator[Path]:
-    """Yield a private folder, and rename it to `path` once it is complete.
-
-    If the body of the `with` statement raises an error, the folder is deleted.
-
-    Raises:
-        UsageError: see `check_available`.
-        StorageError: the folder cannot be written.
-    """
+    """Yield a private folder, and rename it to `path` on exit or, after an error, delete it."""
     check_available(path, advise)
     with storage_errors(f"{path} could not be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,12 +297,9 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> None:
-    """Check that a folder can be created. An existing path is left unchanged.
+    """Check that a folder can be created, without changing an existing path.
 
-    Raises:
-        UsageError: the path is not UTF-8, or it exists and is not an empty folder. The message
-            contains the result of `advise(path)`, which says what to do, and suggests a new path.
-        StorageError: the parent folder is not writable, or the path cannot be read.
+    The message of a UsageError contains the result of `advise(path)` and suggests a new path.
     """
     try:
         # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.

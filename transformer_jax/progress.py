@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from transformer_jax.errors import show_paths
 
 Reporter = Callable[[str, int, int], object]
-"""A function that receives an activity, the number of finished items, and their total (0 if
-unknown), about once per chunk of work."""
+"""A function that receives an activity, the number of finished items, and their total (or 0)."""
 
 
 @dataclass

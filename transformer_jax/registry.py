@@ -38,8 +38,7 @@ class Part:
     """The file that registered the part, or None if it was registered in a notebook or terminal."""
     line: int = 0
     module_code: CodeType | None = None
-    """The code at the top level of this file, or None if that code is not running. Each import of
-    the file has its own code object."""
+    """The running code at the file's top level, which each import of the file creates again."""
 
 
 _parts: dict[str, dict[str, Part]] = {}
@@ -50,16 +49,10 @@ _digests: dict[Path, str] = {}
 
 
 class Registry(Mapping[str, T]):
-    """The parts that a config field can select, such as all norms.
-
-    All registries for a field share their parts, so the import order of modules does not matter.
-    """
+    """The parts that a config field can select. All registries for a field share their parts."""
 
     def __init__(self, field: str, *, reserved: tuple[str, ...] = ()) -> None:
-        """Open the registry for a field, such as "model.norm".
-
-        Only this package can register the names in `reserved`.
-        """
+        """Open a field's registry, in which only this package can register names in `reserved`."""
         self._field = field
         _reserved.setdefault(field, reserved)
         self._parts = _parts.setdefault(field, {})

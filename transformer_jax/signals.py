@@ -17,9 +17,7 @@ def handle_signals(
 ) -> Iterator[None]:
     """Call `handle` when a signal arrives; on exit, restore the previous handlers.
 
-    If SIGHUP is ignored, it stays ignored, so that a process that `nohup` started continues after
-    its terminal is closed. Only the main thread can set handlers, so this context manager does
-    nothing in other threads.
+    An ignored SIGHUP, as with `nohup`, stays ignored. Do nothing outside the main thread.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():

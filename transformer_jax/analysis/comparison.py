@@ -36,8 +36,7 @@ class Comparison:
     """Several runs, grouped by all config fields except the seed."""
 
     groups: dict[str, tuple[RunFolder, ...]]
-    """The runs in each group, keyed by the group's label. Runs in a group differ only in their
-    seed."""
+    """The runs in each group, which differ only in their seed, keyed by the group's label."""
     metrics: dict[Path, MetricsTable]
 
     def __repr__(self) -> str:

@@ -20,8 +20,7 @@ from transformer_jax.model.masks import source_mask
 Carry = PyTree[Shaped[Array, "B J ..."]]
 """The decoder's state after the tokens that it has read so far, with one row per hypothesis."""
 PreparedSource = PyTree[Shaped[Array, "B ..."]]
-"""The source data that the decoder reads at every target position. All hypotheses for a sentence
-share the same source data."""
+"""The source data that the decoder reads at every target position, shared by all hypotheses."""
 
 
 class DecodingState(NamedTuple):

@@ -114,10 +114,7 @@ def _shipped_names() -> list[str]:
 
 
 def _adapt(cls: type, shown: Sequence[str] | None, prefix: str = "") -> type:
-    """Return a subclass with readable placeholders and defaults in its help.
-
-    If `shown` is given, hide all other options.
-    """
+    """Return a subclass with readable placeholders and defaults, and only the `shown` options."""
     forms: dict[str, TypeForm] = {}
     for key, (form, metadata) in annotations(cls).items():
         name = f"{prefix}{key}"

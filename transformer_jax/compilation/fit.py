@@ -43,11 +43,9 @@ class Check:
     parallelism: str
     shapes: str
     programs: tuple[StepProgram, ...]
-    """One program for each compiled batch shape. `find_batch` stores only the program for the
-    largest batch that fits, or no program if no batch fits."""
+    """One program for each compiled batch shape; `find_batch` stores only the largest that fits."""
     suggestions: tuple[Suggestion, ...] = ()
-    """Changes that make the step fit in memory; empty if the step already fits or no change
-    helps."""
+    """Changes that make the step fit in memory; empty if it already fits or no change helps."""
     batch_tokens: int | None = None
     """The largest `data.batch_tokens` that fits in memory, if `find_batch` found one."""
 
@@ -130,11 +128,7 @@ def _compiler(target: Target, devices: Sequence[jax.Device]) -> Compiler:
 def find_suggestions(
     config: Config, bucket: Bucket, program: StepProgram, compiler: Compiler, num_devices: int
 ) -> list[Suggestion]:
-    """Find each change that is enough to make the step fit; if there is none, combine all changes.
-
-    `program` is the compiled step that does not fit in memory. Before suggesting a change, this
-    function compiles the step with the change to check that the step fits.
-    """
+    """Find each change that makes the step fit or, if there is none, combine all changes."""
     candidates: list[list[tuple[Setting, ...]]] = []
     if uses(config.model, "remat") and not config.model.remat:
         candidates.append([(Setting("model.remat", True),)])
@@ -157,10 +151,8 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit in memory.
 
-    The search returns a batch size within 5% of the largest one that fits, or within
-    lcm(`ROW_MULTIPLE`, `num_devices`) rows if that is more. The search never tries more than
-    `MAX_BATCH_TOKENS` tokens. Return the number of tokens and the compiled program, or None if even
-    the smallest batch does not fit.
+    Return the number of tokens, within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the largest
+    that fits, and the program; or None.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

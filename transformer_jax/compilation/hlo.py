@@ -43,8 +43,7 @@ class Collectives:
     dtype: str
     """XLA's name for the data type, such as "bf16"."""
     count: int
-    """The number of collectives that a step runs. If a loop's number of iterations is unknown, each
-    collective in the loop is counted once."""
+    """The number of collectives that a step runs, with one iteration of loops of unknown length."""
     bytes: int
     """The total size of the collectives' results, in bytes."""
 

@@ -35,27 +35,22 @@ class StepProgram:
     """A compiled training step. All values except the batch shape are per device."""
 
     rows: int
-    """The number of rows in the global batch, including the empty rows that make it divisible by
-    the number of devices."""
+    """The number of rows in the global batch, a multiple of the number of devices."""
     source_length: int
     target_length: int
     fits: bool
     """Whether the program compiles and is not known to need more than `capacity_bytes`."""
     peak_bytes: int | None
-    """Peak memory: the state, the batch, and all temporary arrays. None if the compiler does not
-    report the program's memory use."""
+    """Peak memory: the state, the batch, and all temporary arrays. None if it is unknown."""
     state_bytes: int
-    """The part of `peak_bytes` used by the training state: the parameters, the optimizer's state,
-    and the step counts."""
+    """The part of `peak_bytes` for parameters, the optimizer's state, and the step counts."""
     parameter_bytes: int
     """The part of `state_bytes` used by the parameters."""
     capacity_bytes: int
     model_flops: float
-    """The FLOPs of a step's matrix products if no row contains padding, counted as in a run's
-    metrics."""
+    """The FLOPs of a step without padding, counted as in a run's metrics."""
     program_flops: float | None
-    """The number of FLOPs that the compiler reports, with each loop body counted once. None if the
-    compiler does not report a number."""
+    """The FLOPs that the compiler reports, if any, with each loop body counted once."""
     collectives: tuple[Collectives, ...]
     seconds: float
     """The time that this machine took to trace and compile the step."""

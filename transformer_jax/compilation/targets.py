@@ -29,8 +29,7 @@ class TPU(NamedTuple):
     """A generation of TPUs."""
 
     capacity: float
-    """The usable memory per device, in GiB. If a program needs more memory, the compiler's error
-    message states this number. The values are from libtpu 0.0.42."""
+    """The usable memory per device in GiB, from the error messages of libtpu 0.0.42."""
     dimensions: int
     """The number of dimensions of a slice."""
     devices_per_chip: int = 1
@@ -59,8 +58,7 @@ class Target:
     kind: str
     """A generation of TPUs, such as "v5e", or a kind of GPU, such as "h100"."""
     shape: tuple[int, ...]
-    """For TPUs, the number of chips along each axis. For GPUs, the number of hosts and the number
-    of GPUs per host."""
+    """The number of chips along each axis, or the numbers of hosts and of GPUs per host."""
 
     @property
     def topology(self) -> str:

@@ -244,8 +244,7 @@ class Row:
     config: Config
     paper: Paper = Paper()
     is_control: bool = False
-    """Whether this row is a negative control: a copy of the first row that is trained with other
-    seeds. The true difference between these two rows is 0."""
+    """Whether this row is a copy of the first row with other seeds (a true difference of 0)."""
 
 
 def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:

@@ -26,10 +26,9 @@ def choose_bucket_sizes(
 ) -> np.ndarray:
     """Return the source and target widths of the buckets, int[buckets, 2], smallest first.
 
-    `lengths` contains the length of each source and target, int[pairs, 2]. The greedy search stops
-    at `max_buckets` buckets, or when the fraction of positions that contain tokens reaches
-    `target_density`. Beyond these limits, another bucket would require a compilation but save
-    little padding.
+    `lengths` contains the length of each source and target, int[pairs, 2]. There are at most
+    `max_buckets` buckets, and no more than needed for `target_density`, the fraction of positions
+    that contain tokens.
     """
     padding = PaddingCost(lengths)
     sizes = padding.greedy_search(target_density, max_buckets)

@@ -106,9 +106,8 @@ def _numbers_below_100() -> dict[str, int]:
 def _draw_numbers(num_lines: int, num_held_out: int, max_digits: int) -> tuple[int, ...]:
     """Draw the numbers for all lines: distinct held-out numbers, and then training numbers.
 
-    15% of the numbers with up to three digits are held out. The other held-out numbers are spread
-    evenly over the larger digit counts. The first two thirds of the held-out numbers form the test
-    set, which contains two thirds of the held-out numbers with each digit count.
+    15% of the numbers with up to three digits are held out, and equally many of each larger digit
+    count. Two thirds of those with each digit count form the test set.
     """
     rng = random.Random(0)  # noqa: S311 - a fixed order, not a secret
     held_out: list[int] = []

@@ -107,10 +107,7 @@ class TextFiles(FileCorpus):
     kind = "text files"
 
     def __init__(self, files: Mapping[Split, tuple[str, str] | None], folder: str | None) -> None:
-        """Find the source and target files of each split. The train and dev splits are required.
-
-        Names are relative to `folder`, `$TRANSFORMER_JAX_DATA`, or the working directory.
-        """
+        """Find the files of each split in `data_folder`. Train and dev are required."""
         for split in ("train", "dev"):
             if files.get(split) is None:
                 raise UsageError(

@@ -36,19 +36,11 @@ ADVICE = "download the text yourself and train with configs/text.py"
 
 @dataclass(frozen=True)
 class TranslationDataset:
-    """A TFDS translation dataset. This package calls the validation split `dev`.
+    """A TFDS translation dataset, whose validation split is called `dev` here.
 
-    `wmt14_translate/de-en` is the paper's dataset. The dataset has about 4.5 million training pairs
-    from Europarl v7, Common Crawl, and News Commentary v9. The dev split is newstest2013, and the
-    test split is newstest2014. TFDS has one dataset for both directions, and `languages` selects
-    the direction. Each sentence becomes one line. Every property and method except `name` downloads
-    the dataset if necessary.
-
-    Raises:
-        UsageError: TFDS does not have this dataset or language, or is not installed.
-        DataError: the dataset cannot be built or read, needs TensorFlow, or has no train or
-            validation split.
-        StorageError: the dataset cannot be downloaded or stored.
+    `wmt14_translate/de-en` is the paper's dataset: 4.5 million training pairs, with newstest2013 as
+    the dev split and newstest2014 as the test split. `languages` selects the direction. Every
+    property and method except `name` downloads the dataset if necessary.
     """
 
     dataset: str = "wmt14_translate/de-en"

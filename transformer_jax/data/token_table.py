@@ -30,11 +30,7 @@ class TokenTable(NamedTuple):
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> "TokenTable":
-        """Convert the output of `to_json` back into a table.
-
-        Raises:
-            DataError: the content is invalid. The error message contains `name`.
-        """
+        """Convert the output of `to_json` to a table, or raise a DataError that mentions `name`."""
         try:
             data = json.loads(content)
             table = cls(tuple(data["tokens"]), *(data[special] for special in SPECIAL))

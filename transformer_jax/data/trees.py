@@ -36,10 +36,7 @@ class Bracket(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree, stored as flat sequences of words and brackets to avoid recursion.
-
-    The brackets are in the order in which they open, so the outermost bracket comes first.
-    """
+    """A tree as flat sequences, with brackets in the order in which they open."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -67,8 +64,7 @@ class _Builder:
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     brackets: list[Bracket | None] = field(default_factory=list)
-    """The tree's brackets, in the order in which they open. None marks a bracket that is still open
-    or was removed."""
+    """The brackets in the order in which they open; None if one is still open or was removed."""
     open: list[_Node] = field(default_factory=list)
 
     def add(self, symbol: str, line: int) -> None:
@@ -127,13 +123,10 @@ def strip_function_tags(label: str) -> str:
 
 
 def read_trees(lines: Iterable[str], name: str, *, one_per_line: bool = False) -> Iterator[Tree]:
-    """Yield the trees in bracketed text. Blank lines are ignored.
+    """Yield the trees in bracketed text, in which blank lines are ignored.
 
-    With `one_per_line`, each nonblank line must contain exactly one tree.
-
-    Raises:
-        DataError: the brackets are invalid. The error message begins with `name` and the line
-            number.
+    With `one_per_line`, each nonblank line must contain exactly one tree. The message of a
+    DataError begins with `name` and the line number.
     """
     builder, number = _Builder(), 0
     for number, line in enumerate(lines, start=1):

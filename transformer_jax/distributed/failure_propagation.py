@@ -34,11 +34,7 @@ class FailurePropagation:
     def __init__(
         self, connections: dict[int, socket.socket], run: Path, *, is_primary: bool
     ) -> None:
-        """Start listening for failures. The keys of `connections` are process indices.
-
-        Process 0, the primary process, relays messages between the other processes. Messages about
-        lost processes include the run's folder.
-        """
+        """Listen on the connections, keyed by process index. Process 0 relays all messages."""
         self._connections, self._run, self._is_primary = connections, run, is_primary
         self._is_closed = False
         self._ending = threading.Lock()

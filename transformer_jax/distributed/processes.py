@@ -124,9 +124,7 @@ class Vote(NamedTuple):
 class StepConsensus:
     """A nonblocking vote among the processes on whether to stop or to save a recovery checkpoint.
 
-    After each step, the devices compute the maximum of all votes. Every process reads the result
-    `DELAY` steps later; by then, the result is ready. With a single process, a vote takes effect
-    immediately.
+    The devices compute the maximum of all votes, which each process reads `DELAY` steps later.
     """
 
     DELAY = 2

@@ -35,8 +35,7 @@ class Heartbeats:
     """A trainer's heartbeats and timeouts. All times are in seconds."""
 
     step_timeout: float
-    """The minimum timeout while the trainer is running steps. The timeout is longer if steps are
-    slow."""
+    """The timeout while the trainer is running steps, which is longer if steps are slow."""
     phase_timeout: float
     """The timeout during a phase, such as compilation, and until a step's duration is known."""
     step: int = 0
@@ -44,8 +43,7 @@ class Heartbeats:
     """The current phase, or "" while the trainer is running steps."""
     silence: float = 0.0
     intervals: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """The most recent intervals between heartbeats that reported steps. Older intervals are
-    discarded, so old stalls do not affect the timeout."""
+    """The most recent intervals between heartbeats that reported steps."""
 
     def add_silence(self, seconds: float) -> None:
         """Add `seconds` to `silence`, except for time during which the supervisor was suspended."""

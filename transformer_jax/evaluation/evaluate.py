@@ -43,8 +43,7 @@ class EvaluationText(NamedTuple):
     """Parallel text to translate and score."""
 
     name: str
-    """The name of a split, or "on-FILE-DIGEST" for text from files. The name of the evaluation
-    folder starts with this value."""
+    """The start of the evaluation folder's name: a split, or "on-FILE-DIGEST" for files."""
     title: str
     sources: list[str]
     references: list[str]
@@ -55,13 +54,11 @@ class Evaluation(NamedTuple):
     """The translations of a text and their scores."""
 
     result: JsonObject
-    """The evaluation as JSON data. The data contains the perplexity, the fields in `Scores`,
-    `compound_bleu`, `by_length` (scores for ranges of source length), and the settings that
-    produced the translations. For splits of `number_words`, `by_digits` contains the counts of
-    correct numbers by number of digits. If the task is not translation, `task` contains the task's
-    scores. For each averaged checkpoint, `per_checkpoint` contains the step, the perplexity, the
-    fields in `Scores`, and `task`. For an ensemble, `members` names its runs, and the steps are
-    those of the first run."""
+    """The evaluation as JSON data: the settings, the perplexity, the fields in `Scores`,
+    `compound_bleu`, and `by_length` (scores for ranges of source length). There can also be
+    `by_digits` (counts of correct numbers), `task` (its scores), `per_checkpoint` (scores of each
+    averaged checkpoint), and `members` (the runs of an ensemble, whose first run determines the
+    steps)."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]

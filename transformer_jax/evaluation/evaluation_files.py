@@ -124,8 +124,7 @@ def find_result(
 def folder_name(result: JsonObject) -> str:
     """Return a folder name that is unique to the split, checkpoints, decode config, and members.
 
-    The name lists the decode fields that differ from the defaults. The run's config does not
-    affect the name, because the config may change when the run resumes.
+    It lists the decode fields that differ from the defaults, not from the run's mutable config.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

@@ -32,9 +32,8 @@ class Grid:
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """The numbers of scheduled checkpoints to average. The averaged checkpoints must be consecutive
-    and intact. If None, use 1, 5, and 20, but skip a number if the run has fewer consecutive,
-    intact checkpoints up to the evaluated step."""
+    """The numbers of consecutive, intact checkpoints to average. If None, use 1, 5, and 20, if the
+    run has that many."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -58,9 +57,8 @@ def evaluate_grid(
 ) -> list[JsonObject]:
     """Return the result of every search with every averaged model, sorted by settings.
 
-    The last checkpoint in each average is the one at `step`, which defaults to the latest scheduled
-    step. If no average needs more than one checkpoint, `step` defaults to the latest step instead.
-    If the results cannot be stored, the function issues a note.
+    `step`, the last step of each average, defaults to the latest scheduled step or, without
+    averages, to the latest step. Results that cannot be stored only cause a note.
     """
     if folder.package is not None:
         raise UsageError(f"{folder.path} is a package and has no separate checkpoints")

@@ -114,11 +114,8 @@ def score(
 ) -> Scores:
     """Score translations with sacreBLEU, using one reference per translation.
 
-    `choose_tokenizer` defines the tokenizer "auto".
-
-    Raises:
-        DataError: the numbers of translations and references differ or are zero. For such input,
-            sacreBLEU itself may return 100 or ignore a reference.
+    Raise a DataError if there are different numbers of lines or none, for which sacreBLEU may
+    return 100.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
@@ -145,11 +142,8 @@ def compound_bleu(
 ) -> float | None:
     """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    In hypotheses and references, punctuation is replaced as in Moses's
-    `replace-unicode-punctuation.perl`, and the text is tokenized as in `tokenizer.perl -l de` and
-    split at hyphens. BLEU is computed as in `multi-bleu.perl`, without smoothing. If `tokenizer`
-    is "none", the text must already be tokenized. Return None if `tokenizer` is for a language that
-    does not form compounds with hyphens, or if it splits text into characters.
+    The text is tokenized by Moses, except with the tokenizer "none", and split at hyphens. As in
+    `multi-bleu.perl`, there is no smoothing. Return None for languages without such compounds.
     """
     if tokenizer not in ("13a", "intl", "none"):
         return None

@@ -47,8 +47,7 @@ class Attention:
     encoder: Float[np.ndarray, "layer head S S"]
     """Self-attention in the encoder. The weights sum to 1 over the last axis."""
     decoder: Float[np.ndarray, "decoder_layer head T T"]
-    """Self-attention in the decoder. Each of `decoder_input_tokens` attends to itself and earlier
-    tokens; all other weights are 0."""
+    """Self-attention in the decoder: `decoder_input_tokens` attend to no later tokens."""
     cross: Float[np.ndarray, "cross_layer head T S"]
     """Attention from the decoder to the encoder as the decoder predicts each of `target_tokens`."""
     source_tokens: tuple[str, ...]

@@ -70,11 +70,9 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
 
 
 def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
-    """Return the evaluations that `evaluate` has stored in a run, ordered by split and step.
+    """Return a run's stored evaluations (settings and any `SCORE_NAMES`), by split and step.
 
-    Each evaluation contains the keys "split", "step", "average_checkpoints", "beam_size",
-    "beam_end", and "alpha", and any stored scores in `SCORE_NAMES`. Among evaluations of the same
-    split at the same step, those that used the run's own decode config come last.
+    Those that used the run's own decode config come last at each step.
     """
     rows: list[tuple[JsonObject, bool]] = []
     for path in evaluation_folders(folder.path):

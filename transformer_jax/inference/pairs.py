@@ -42,9 +42,8 @@ def encode_pair(
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of a sentence pair.
 
-    If `target` is None, the target is the best translation of the source. This translation keeps
-    the tokens that the search found, which may differ from the tokens obtained by re-encoding its
-    text. If the model computes NaN, the search finds no tokens.
+    If `target` is None, the target has the tokens that the best translation was found with, which
+    may differ from those of its text, and is empty if the model computes NaN.
     """
     translator.check([source], truncate=truncate)
     [source_ids] = translator.encode([source], truncate=truncate)

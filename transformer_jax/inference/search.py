@@ -271,11 +271,8 @@ def _select(x: Array, index: Int[Array, "B J"]) -> Array:
 def first_argmax(x: Float[Array, "B N"]) -> Int[Array, " B"]:
     """Return the index of each row's maximum, and the smallest index if there are several.
 
-    If a row contains NaN, return any of its indices.
-
-    On a CPU, XLA computes `argmax` and `top_k` one element at a time, but it computes `max` with
-    vector instructions. Therefore, first find the block that contains the maximum, and then find
-    the index within the block.
+    On a CPU, XLA computes only `max` with vector instructions. Therefore, first find the block that
+    contains the maximum, and then the index within the block.
     """
     size = max(k for k in range(1, MAX_BLOCK + 1) if x.shape[1] % k == 0)
     if size < MIN_BLOCK:
@@ -309,10 +306,8 @@ def greedy_search(
 ) -> Translations:
     """Choose the most likely token at each step, and stop at the first `eos`.
 
-    A translation's score is its log-probability. `suppress_tokens` and `prefix` are the same as in
-    `beam_search`. Unlike this search, a beam search with one slot does not stop at the first `eos`.
-    `choose` replaces the choice of the most likely token. It is a function from (logits, position)
-    to tokens.
+    A translation's score is its log-probability. `choose`, a function from (logits, position) to
+    tokens, replaces the choice. For other arguments, see `beam_search`.
     """
     num_sentences = len(limit)
     # The single hypothesis is always in slot 0.

@@ -40,8 +40,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """The log-probability divided by the length penalty; for greedy search and for a sample, the
-    log-probability itself."""
+    """The log-probability, divided by the length penalty in a beam search."""
 
 
 class Sentence(NamedTuple):
@@ -141,7 +140,7 @@ class Translator:
     ) -> None:
         """Store the arguments; with `sampling`, draw translations instead of searching.
 
-        Raises: ValueError: the vocabulary does not have the size that the model expects.
+        Raise a ValueError if the vocabulary does not have the size that the model expects.
         """
         # On a device, an out-of-range token ID does not raise an error.
         expected = model.source_vocab_size or model.vocab_size, model.vocab_size

@@ -55,25 +55,20 @@ class RowResult:
     paper: Paper
     parameters: int
     flops: tuple[float, float] | None
-    """The mean FLOPs of a training run: the counted FLOPs, and an estimate by the paper's method
-    (training time multiplied by the devices' peak FLOP/s). None if no finished run has recorded its
-    FLOPs."""
+    """The mean FLOPs of a run, if known: counted, and time x peak FLOP/s as in the paper."""
     statuses: Sequence[RunStatus]
     scores: Mapping[str, Mapping[int, float]]
-    """The scores, keyed by name and seed. `perplexity` and `bleu` are computed on the development
-    set. `test_perplexity`, `test_bleu`, `brevity_penalty`, `precision` (BLEU without its brevity
-    penalty), `compound_bleu`, and `test_task` (the main score of the task) are computed on the test
-    set. Runs that failed to train are excluded."""
+    """The scores, keyed by name and seed, except those of `failed` runs. `perplexity` and `bleu`
+    are computed on the development set, and all others on the test set: `precision` is BLEU without
+    its brevity penalty, and `test_task` is the main score of the task."""
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
-    """The perplexities of runs that failed to train, keyed by seed. Training counts as failed if
-    the perplexity is not finite or exceeds that of a unigram model."""
+    """The perplexities, by seed, of runs that are worse than a unigram model or not finite."""
     is_control: bool
     """Whether this row is a copy of the first row with other seeds."""
     has_other_text: bool
-    """Whether the row's text or vocabulary differs from the first row's. If so, the two rows'
-    perplexities per token are not comparable."""
+    """Whether the row's text or vocabulary, and thus perplexity per token, is not comparable."""
 
     def find(self, score: PaperScore, split: ScoredSplit) -> Collection[tuple[int, float]]:
         """Return the score of each seed on a set."""

@@ -51,9 +51,8 @@ class RowComparison:
     difference: float | None
     """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
-    """The simultaneous interval; None if this row or the first row has fewer than two seeds, or
-    fewer than three seeds if either row is wide. With 95% probability, the intervals of all rows
-    contain the true differences."""
+    """The simultaneous 95% interval, or None if this row or the first has fewer than two seeds
+    (three if either row is wide)."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
@@ -67,21 +66,14 @@ class Analysis:
     base: str
     comparisons: Mapping[str, RowComparison]
     wide: Mapping[str, float]
-    """The rows whose scores vary much more across seeds than those of the other rows. Each value is
-    the ratio of the row's standard deviation to the typical standard deviation. Wide rows are not
-    pooled with the other rows."""
+    """The standard deviations of rows that are not pooled with others, relative to the typical
+    one."""
     deviation: float | None = None
     """The pooled standard deviation between seeds, or None if no degrees of freedom remain."""
 
 
 def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
-    """Return the seeds of a row's runs that failed to train.
-
-    Args:
-        perplexities: the runs' perplexities, not their logarithms, keyed by seed.
-        unigram: the perplexity of a unigram model on the same text. If None, only runs whose
-            perplexity is not finite count as failed.
-    """
+    """Return the seeds whose perplexity is not finite or exceeds a unigram model's, if known."""
     limit = math.inf if unigram is None else unigram
     return [seed for seed, x in perplexities.items() if not (math.isfinite(x) and x <= limit)]
 
@@ -133,18 +125,11 @@ def _compare_pooled(
 ) -> tuple[dict[str, tuple[float, Interval | None, float | None]], float | None]:
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
-    Args:
-        scores: the scores of rows that have one seed or similar standard deviations.
-        base: the name of the first row, which may be missing from `scores`.
-        num_compared: the number of rows whose intervals must simultaneously contain the true
-            differences, including any rows that are not in `scores`.
-        confidence: the probability with which they do.
-
-    Returns:
-        The estimate, interval, and p-value of each row that shares seeds with the first row,
-        directly or through other rows. If this row or the first row has only one seed, the interval
-        and the p-value are None. If no degrees of freedom remain, rows with several seeds are
-        omitted. Also return the pooled standard deviation, or None.
+    `scores` contains rows with one seed or similar standard deviations, perhaps without `base`.
+    With probability `confidence`, the intervals of `num_compared` rows, some of which may be
+    missing, contain the true differences. Return the estimate, interval, and p-value of each row
+    that shares seeds with the first row, directly or through others, and the pooled standard
+    deviation. Values that one seed or no degrees of freedom leave unknown are None or missing.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
@@ -202,12 +187,9 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
-    If the difference in the paper is within the margin, assume that the paper considers the rows
-    equivalent. Otherwise, assume that the paper claims only which row scores higher. Equivalence is
-    "out of reach" if the interval would exceed the margin even if it were centered on zero.
-
-    Without a simultaneous `interval`, the verdict is "inconclusive". `margin` is the largest
-    negligible difference.
+    A paper's difference within the margin claims equivalence, and a larger one only a sign.
+    Equivalence is "out of reach" if the interval is wider than the margin on both sides of zero.
+    Without an `interval`, the verdict is "inconclusive".
     """
     if interval is None:
         return "inconclusive"

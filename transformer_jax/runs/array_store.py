@@ -86,10 +86,7 @@ def _check_size(folder: Path, tree: str, target: PyTree) -> None:
 
 
 def _check_chunks(name: str, stored: PyTree) -> None:
-    """Before allocating memory, reject chunks that are larger than their array.
-
-    Reading an array decompresses whole chunks, which can be huge even if the array is small.
-    """
+    """Reject chunks that are larger than their array, because whole chunks are decompressed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(stored):
         storage = leaf.storage_metadata
         shapes = (storage.chunk_shape, storage.write_shape) if storage else ()

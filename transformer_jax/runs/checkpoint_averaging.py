@@ -73,9 +73,8 @@ def average_last_params(
 ) -> Iterator[PyTree]:
     """For each k in `counts`, in ascending order, yield the mean parameters of the last k steps.
 
-    This function reads each checkpoint once. Each result is independent of the other counts,
-    because this function always adds the parameters in the same order, from the last step to the
-    first.
+    Each checkpoint is read once. Parameters are added from the last step to the first, so that no
+    result depends on the other counts.
     """
     total: PyTree = None
     for count, step in enumerate(reversed(steps[-max(counts) :]), start=1):

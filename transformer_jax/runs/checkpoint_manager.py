@@ -177,14 +177,11 @@ class CheckpointManager:
         *,
         awaits_score: bool = False,
     ) -> None:
-        """Start writing JSON metadata and trees of arrays. Call `prepare_save` first.
+        """Start writing JSON metadata and trees of arrays, after `prepare_save`.
 
-        After this method returns, the caller may donate the arrays. If the background write fails,
-        the next call to `wait`, `prepare_save`, or `restore` raises a StorageError. `perplexity`
-        and `smoothed_loss` are the scores on the development set, or None if the step is not
-        scheduled. If `awaits_score` is true, no checkpoint is deleted before `record_score` is
-        called. The arrays are then copied to the host in the background, so the caller may donate
-        them only after `record_score` or `wait`.
+        The caller may then donate the arrays or, if `awaits_score` is true, only after
+        `record_score`, before which no checkpoint is deleted. The next call of most methods raises
+        the error of a failed write. The scores are None if the step is not scheduled.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)
@@ -205,10 +202,7 @@ class CheckpointManager:
     def record_score(
         self, step: int, scores: DevScores | None, metadata: Mapping[str, object]
     ) -> None:
-        """Start replacing the scores and the metadata of the latest checkpoint.
-
-        Errors are raised in the same way as in `save`. The caller may now donate the arrays.
-        """
+        """Start replacing the scores and metadata of the latest checkpoint, as in `save`."""
         self.wait_for_copy()
         perplexity, smoothed_loss = scores or (None, None)
         content = self._metadata[step]._replace(

@@ -54,7 +54,7 @@ class CheckpointMetadata(NamedTuple):
     """See `DevScores`; None if `perplexity` is None or if the checkpoint predates this field."""
 
     def score(self, metric: Literal["perplexity", "smoothed_loss"]) -> float | None:
-        """Return a score, which is lower if it is better. As in fairseq, round it to 0.001 bits."""
+        """Return a score; lower is better. As in fairseq, round the smoothed loss to 0.001 bits."""
         if metric == "perplexity" or self.smoothed_loss is None:
             return self.perplexity if metric == "perplexity" else None
         return round(self.smoothed_loss / math.log(2), 3)

@@ -25,12 +25,10 @@ CRC = "crc32"
 
 
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
-    """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file.
+    """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file, if any.
 
-    The step of each report is a nonnegative integer; the other values can have any type. Return an
-    empty list if the file cannot be read. Issue a note if a line is invalid, except for the first
-    line, whose beginning may be missing, and a last line without a newline. Also issue a note if
-    reports are missing according to the latest checkpoint.
+    Each step is a nonnegative integer; the other values can have any type. Issue a note if a line
+    is invalid, except for a part of a line at the start or end, or if reports are missing.
     """
     reports: list[JsonObject] = []
     # Read this number first, because training may write more reports in the meantime.
@@ -115,11 +113,10 @@ def _damaged(path: Path, number: int) -> StorageError:
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
-    Reports for later steps are stale, because the resumed run writes them again. `splits` contains
-    the splits for which a report at `step` was scheduled. Other reports at `step` are stale,
-    because an unscheduled report is valid only until the run is extended. This function also
-    removes invalid lines at the end of the file, because a power failure can leave a partial line
-    or null bytes there.
+    These are the reports for later steps, and for this step except for `splits`, whose reports were
+    scheduled. Also remove invalid lines at the end, which a power failure can leave.
+
+    Raise a StorageError if an invalid line precedes a valid one, or a complete line was altered.
     """
     with storage_errors(f"{path} cannot be truncated"):
         if not path.exists():

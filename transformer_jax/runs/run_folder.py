@@ -90,8 +90,7 @@ class RunFolder:
     vocabulary: Vocabulary
     fingerprint: str
     package: Package | None = None
-    """How the run was packaged, or None if it is not packaged. Training cannot resume from a
-    packaged run."""
+    """How the run was packaged, or None if training can resume."""
     group: int = 1
     """The largest number of runs, including this one, that were trained together in one program."""
 

@@ -28,14 +28,7 @@ def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def read_vocabulary(folder: Path, description: JsonObject) -> Vocabulary:
-    """Read the tokenizers that a run's description lists, and verify their digests.
-
-    Raises:
-        StorageError: a file differs from the one that was written, or is too large.
-        DataError: a tokenizer is invalid.
-        KeyError: the description does not list a vocabulary.
-        OSError: a file cannot be read.
-    """
+    """Read the tokenizers that a run's description lists, and verify their digests."""
     tokenizers = {
         name: _read_tokenizer(folder / file, description[name]["sha256"])
         for name, file in MODELS.items()

@@ -56,10 +56,7 @@ class Verification(NamedTuple):
     equal: int
     """The number of sentences that the run and the exported model translate to the same tokens."""
     score_difference: float
-    """The largest absolute difference between the two models' scores for the same translation.
-
-    The scores are log-probabilities. The difference is NaN if a log-probability is NaN.
-    """
+    """The largest difference between the log-probabilities of the same translation, or NaN."""
 
     @property
     def is_close(self) -> bool:

@@ -52,8 +52,7 @@ class RunStatus:
     run: SweepRun
     status: Status = "queued"
     phase: str = ""
-    """The current or last phase: "train", or the split to score. For a submitted run, "job"
-    followed by the Slurm job's ID."""
+    """The current or last phase: "train", the split to score, or the job of a submitted run."""
     job: str = ""
     """The ID of the run's latest Slurm job, as `squeue` prints it, or of its cluster's job."""
     slot: str = ""
@@ -115,11 +114,10 @@ def write_status(
     exit_code: int = 0,
     process: int | None = None,
 ) -> None:
-    """Write a run's status. `RunStatus` describes the fields.
+    """Write a run's status; `RunStatus` describes the fields.
 
-    If `phase` or `finished` is None, its stored value does not change. `job` defaults to this
-    process's job. `process`, the ID of the process that the status describes, defaults to
-    this process.
+    `phase` and `finished` default to the stored values, `job` to this process's job, and `process`,
+    whose status it is, to this process.
     """
     process = os.getpid() if process is None else process
     changes = {"phase": phase, "finished": finished}

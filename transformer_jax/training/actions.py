@@ -21,20 +21,15 @@ class DueActions(NamedTuple):
 
     report: bool
     evaluate: bool
-    """Whether to compute the perplexity on the development set. If true, `save` is also true. If
-    `interrupt` is true, the resumed run evaluates the checkpoint instead."""
+    """Whether to save and evaluate, or only to save if `interrupt` is true."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
     is_scheduled: bool
     """Whether the checkpoint is scheduled and therefore has a score."""
     keep_pending_metrics: bool
-    """Whether the checkpoint contains the metrics of the steps since the last scheduled report.
-
-    The report after the last step might not be on the schedule. If the run is extended later, its
-    next scheduled report includes the metrics of these steps again, as if the run had never
-    stopped.
-    """
+    """Whether the checkpoint contains the metrics of the steps since the last scheduled report. If
+    the run is extended later, its next report includes them, as if the run had never stopped."""
     interrupt: bool
     """Whether to end training because of a signal, once the checkpoint is on disk."""
 
@@ -42,9 +37,8 @@ class DueActions(NamedTuple):
     def waits_for_step(self) -> bool:
         """Whether to check the latest step for divergence now instead of `Meter.LAG` steps later.
 
-        An evaluation and an interruption wait for the step's result anyway. A recovery save also
-        waits, but it must not trigger the divergence check, because the step at which a run ends
-        must not depend on the clock.
+        A recovery save must not trigger this check, because the step at which a run ends must not
+        depend on the clock.
         """
         return self.evaluate or self.interrupt
 

@@ -12,10 +12,7 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, ...]
-"""The shape of this process's rows in a batch: number of rows, source length, and target length.
-
-In a step for several runs, the number of runs precedes these numbers.
-"""
+"""The shape of this process's rows: any number of runs, rows, source length, target length."""
 # On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each shape.
 MAX_CONCURRENT = 4
 
@@ -23,8 +20,7 @@ MAX_CONCURRENT = 4
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    On exit, this context manager stops its compilation thread. An XLA compilation cannot be
-    interrupted, so the thread first finishes the current compilation.
+    On exit, the compilation thread finishes only its current compilation.
     """
 
     def __init__(
@@ -50,14 +46,10 @@ class CompiledStep:
         return _shape(batch) in self._compiled
 
     def compile(self, state: TrainState, batch: Batch, upcoming: Sequence[Bucket] = ()) -> str:
-        """Compile the step for this process's rows in a batch, without running it.
+        """Compile the step for this process's rows in a batch, and return a message about it.
 
-        Then compile the step for the upcoming buckets in the background (see `compile_ahead`). On a
-        GPU, XLA selects kernels by timing them on the device, and concurrent training would distort
-        the measurements, so this method waits until all buckets are compiled.
-
-        If `compile_ahead` has already scheduled this shape, wait for that compilation. Return a
-        message that states the padded shape of the global batch and the compilation time.
+        Then compile the upcoming buckets: in the background or, on a GPU, before returning, because
+        training would distort the timings by which XLA selects kernels.
         """
         if self._is_gpu:
             self.compile_ahead(state, upcoming)

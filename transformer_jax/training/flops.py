@@ -68,9 +68,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Only dot products are counted (see `count_flops`). Each operation is counted only once, even if
-    `model.remat` repeats it. All implementations of attention are counted as full attention, and an
-    attention window excludes the pairs of positions outside the window.
+    Each dot product counts once, even with `model.remat`, and as in full attention, except for
+    pairs of positions outside the attention window.
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     pairs = (_count_pairs(config, lengths).sum() for lengths in (source, target))
@@ -198,9 +197,8 @@ PRODUCTS = {"dot_general": _dot_flops, "conv_general_dilated": _convolution_flop
 def train_flops(config: Config) -> float:
     """Estimate a whole run's FLOPs, assuming full batches of `TYPICAL_LENGTH`-token sentences.
 
-    The estimate is usually too high, because real batches contain padding, which does not count,
-    and source and target sentences differ in length. For example, a batch of number words needs
-    only about 60% of the estimated FLOPs. The estimate ignores `model.attention_window`.
+    The estimate is usually too high: a batch of number words needs about 60% of it. It ignores
+    `model.attention_window`.
     """
     length = min(TYPICAL_LENGTH, config.data.max_length)
     rows = max(1, config.data.batch_tokens // length)

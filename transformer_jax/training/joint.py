@@ -29,10 +29,7 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True)
 class JointStep(TrainStep):
-    """A training step for several runs, each with its own state, numbers, batch, and metrics.
-
-    The runs' configs differ only in their seeds and in the settings in `Numbers`.
-    """
+    """A training step for runs that differ only in seeds and in the settings in `Numbers`."""
 
     steps: tuple[TrainStep, ...] = field(compare=False)
     """The step of each run. The program depends only on the model and config of the first step."""

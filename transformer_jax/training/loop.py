@@ -67,19 +67,11 @@ def run_training(
 
 @standard_settings()
 def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
-    """Train runs that differ only in seeds and numeric settings, in one program on one device.
+    """Train runs that `launch.can_train_together` accepts, in one program on one device.
 
-    See `launch.can_train_together` for the condition.
-
-    Each run trains from its latest checkpoint, as in `run_training`. If the latest checkpoints are
-    from different steps, the runs that are ahead join when the others reach their steps. An error
-    in one run ends only that run, and its `on_end` receives the error.
-
-    Raises:
-        RunInterrupted: a signal ended all runs, which have been saved. The message ends with
-            `resume_hint`.
-        OutOfMemoryError: the device does not have enough memory for all runs.
-        StorageError, DataError: the text that the runs share cannot be read.
+    Each run trains from its latest checkpoint. If these are from different steps, the runs that are
+    ahead join later. An error in one run ends only that run, and its `on_end` receives the error. A
+    signal ends all runs.
     """
     start_backend(assignments[0].folder.cpu_threads)
     count = len(assignments)

@@ -10,8 +10,7 @@ import jax
 from transformer_jax.training.step import StepMetrics
 
 Sums = list[list[float]]
-"""Each step's smoothed loss, negative log-likelihood, and number of tokens, summed over the
-batch. All three values are 0 if the step was skipped."""
+"""Each step's smoothed loss, negative log-likelihood, and number of tokens; 0 if skipped."""
 
 
 class Meter:
@@ -29,9 +28,8 @@ class Meter:
     ) -> None:
         """Start the clock. `peak` is the total peak FLOP/s of all devices.
 
-        `pending` contains the `pending_metrics` of an interrupted process, which the next report
-        includes. `pending_flops` is the number of FLOPs in the pending steps, and `last` contains
-        the metrics of the last pending step, if a report may follow without further steps.
+        The next report includes `pending`, an interrupted process's `pending_metrics`, with their
+        FLOPs and the metrics of their last step.
         """
         self._peak, self._last = peak, last
         self._metrics: list[StepMetrics] = []
@@ -51,10 +49,8 @@ class Meter:
     def wait_for_earlier_step(self) -> int:
         """Wait until the devices have finished step n - `LAG`, where n is the latest step.
 
-        The wait limits how far the host runs ahead of the devices, so that `heartbeat.beat` reports
-        the progress of the devices. The method returns how many consecutive steps, up to step
-        n - `LAG`, were skipped. If fewer than `LAG` steps follow the last step that `read` has
-        read, this method returns 0 without waiting.
+        Return how many consecutive steps, up to that one, were skipped. If `read` has read that
+        step, return 0 without waiting.
         """
         if len(self._metrics) <= self.LAG:
             return 0

@@ -182,9 +182,7 @@ class PmapDataParallel(DataParallel):
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch, while `pmap` traces a step on one device's rows.
 
-        The devices add their sums and counts in a single reduction. A mean of the devices' means
-        would weight tokens unequally, and a second `psum` would scale the gradient by the number
-        of devices.
+        The devices add sums and counts, because a mean of means would weight tokens unequally.
         """
         specs = self.partition_specs(state.params)
         return sum_over_devices(step, state, batch, axis=self.axis, specs=specs)

@@ -34,8 +34,7 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     """The number of batches that training has processed, including those of skipped steps."""
     seed: Int[Array, ""]
-    """The run's seed, which never changes. The seed is an array, so that runs with different seeds
-    share one compiled program."""
+    """The run's seed, an array so that runs with different seeds share a program."""
     params: Params
     opt_state: optax.OptState
     skipped: Int[Array, ""]

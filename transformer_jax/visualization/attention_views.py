@@ -12,8 +12,7 @@ Kind = Literal["encoder", "decoder", "cross"]
 """Encoder self-attention, decoder self-attention, or the decoder's attention to the encoder."""
 
 View = Literal["heads", "grid", "alignment"]
-"""heads: two columns of tokens joined by lines, as in figures 3 to 5 of the paper. grid: a small
-heat map for each layer and head. alignment: one heat map of the mean over a layer's heads."""
+"""heads: two columns of tokens (figures 3 to 5). grid: all heat maps. alignment: the mean."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,11 @@ class Selection:
     """The kind of attention: one of the values of `Kind`."""
     layer: SupportsIndex = -1
     view: str = "heads"
-    """The view to draw: one of the values of `View`. The grid always shows all layers, heads, and
-    tokens."""
+    """The view to draw: a value of `View`. The grid always shows all layers, heads, and tokens."""
     heads: Collection[SupportsIndex] | None = None
     """The indices of the heads to show (such as a list or a NumPy array), or None for all heads."""
     position: SupportsIndex | None = None
-    """If given, show only what the query token at this position attends to. The alignment view
-    shows all tokens and highlights this token."""
+    """The query token whose attention to show, or to highlight in the alignment view."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("kind", self.kind, Kind), ("view", self.view, View)):

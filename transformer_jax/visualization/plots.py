@@ -155,13 +155,11 @@ def dot_products(table: Float[np.ndarray, "T D"], num_offsets: int) -> Float[np.
 def fit_linear_map(
     table: Float[np.ndarray, "T D"], offset: int
 ) -> tuple[Float[np.ndarray, "D D"], float]:
-    """Fit the least-squares matrix M that maps PE(pos) to PE(pos + offset).
+    """Fit the least-squares matrix M that maps PE(pos) to PE(pos + offset) at every other position.
 
-    M is fitted to every other position. The second return value is the relative error at the
-    remaining positions: the root-mean-square error, divided by the root-mean-square deviation of
-    PE(pos + offset) from its mean. This error is 0 if PE(pos + offset) is a linear function of
-    PE(pos), and 1 or more if M has no predictive power. At the fitted positions, the error would
-    be 0 for any table with fewer positions than dimensions.
+    Also return the relative error at the other positions: the root-mean-square error, divided by
+    the root-mean-square deviation from the mean. It is 0 for a linear map, and 1 or more if M
+    predicts nothing.
     """
     before, after = (x.astype(float) for x in (table[: len(table) - offset], table[offset:]))
     transposed = np.linalg.lstsq(before[::2], after[::2], rcond=MIN_SINGULAR_VALUE)[0]
