@@ -144,11 +144,7 @@ def _numbers_with(digits: int) -> range:
 def _draw_lines(num_lines: int, max_numbers: int, max_digits: int) -> tuple[tuple[int, ...], ...]:
     rng = random.Random(0)  # noqa: S311 - a fixed order, not a secret
     lines: dict[tuple[int, ...], None] = {}
-
-    def draw_number() -> int:
-        digits = rng.randint(1, max_digits)
-        return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
-
     while len(lines) < num_lines:
-        lines[tuple(draw_number() for _ in range(len(lines) % max_numbers + 1))] = None
+        digits = (rng.randint(1, max_digits) for _ in range(len(lines) % max_numbers + 1))
+        lines[tuple(rng.choice(_numbers_with(count)) for count in digits)] = None
     return tuple(lines)

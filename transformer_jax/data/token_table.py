@@ -116,9 +116,6 @@ class TableTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Decode each sequence to a line, without special tokens."""
-        return [self._join(sequence) for sequence in tokens]
-
-    def _join(self, tokens: Sequence[int]) -> str:
-        texts = [self.token_texts[token] for token in tokens if token not in self._names]
+        texts = [[self.token_texts[x] for x in line if x not in self._names] for line in tokens]
         # When SentencePiece decodes a token that is not in its model, it keeps the "▁".
-        return self._processor.decode_pieces(texts).replace("▁", " ").strip()
+        return [self._processor.decode_pieces(x).replace("▁", " ").strip() for x in texts]

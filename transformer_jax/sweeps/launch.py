@@ -46,16 +46,10 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs in a stored sweep; return the status of every run.
 
-    `group_sizes` maps a row to the number of its runs that can train in one program. The default is
-    1.
-
-    If another process on this machine is still training a run, this function waits for that process
-    to exit, and then trains the run if it is unfinished. Whenever a run waits, starts, or ends,
-    this function calls `report` with a one-line message.
-
-    Raises:
-        RunInterrupted: a signal stopped the sweep. The progress of active runs has been saved.
-        StorageError: the sweep's folder cannot be written.
+    `group_sizes` maps a row to the number of its runs that can train in one program, or else 1.
+    Whenever a run waits, starts, or ends, `report` receives a one-line message. A run that another
+    process on this machine is still training waits until that process exits. After a signal, the
+    active runs save their progress, and this function raises `RunInterrupted`.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
     pool = _Pool(sweep, slots, step_timeout)
@@ -86,9 +80,8 @@ def launch(
 def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
     """Return how many runs in each row of a stored sweep should train in one program.
 
-    On accelerators, the result is as large as the memory allows, unless slots would then remain
-    unused. On CPUs, where larger programs are not faster, the result is empty, which means 1 for
-    each row.
+    On accelerators, the result is as large as the memory allows, unless slots would remain unused.
+    On CPUs, where larger programs are not faster, the result is empty, which means 1.
     """
     memory = min((slot.memory or 0 for slot in slots), default=0)
     num_unfinished = sum(read_status(run).status != "done" for run in sweep.runs)
@@ -122,10 +115,7 @@ class _Queue:
         return bool(self._pending or self._ending)
 
     def pop_group(self, sizes: Mapping[str, int]) -> tuple[SweepRun, ...]:
-        """Remove and return pending runs that one worker can train, or () if no run is ready.
-
-        `sizes` contains the maximum number of such runs for each row.
-        """
+        """Remove and return pending runs, at most `sizes[row]`, or () if no run is ready."""
         first = self.pop()
         if first is None:
             return ()
@@ -135,10 +125,7 @@ class _Queue:
         return tuple(runs)
 
     def pop(self, first: SweepRun | None = None) -> SweepRun | None:
-        """Remove and return a pending run that is not being trained, or None if no run is ready.
-
-        If `first` is given, the run must be suitable for training together with it.
-        """
+        """Remove and return a run that is ready and can train together with `first`, or None."""
         ended = [run for run in self._ending if read_status(run).status != "running"]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
@@ -146,7 +133,8 @@ class _Queue:
             if first is not None and not can_train_together(first, run):
                 continue
             # A trainer whose worker was killed saves a checkpoint before it releases the lock.
-            if self._is_pending(run) and (holder := describe_holder(run.path)):
+            is_pending = read_status(run).needs_worker(retry_failed=self._retry_failed)
+            if is_pending and (holder := describe_holder(run.path)):
                 self._report_wait(run, holder)
                 continue
             self._pending.remove(run)
@@ -164,9 +152,6 @@ class _Queue:
             self._ending.append(status.run)
             self._report_wait(status.run, describe_holder(status.run.path))
         return is_elsewhere
-
-    def _is_pending(self, run: SweepRun) -> bool:
-        return read_status(run).needs_worker(retry_failed=self._retry_failed)
 
     def _report_wait(self, run: SweepRun, holder: str) -> None:
         if run not in self._reported:
@@ -194,10 +179,7 @@ class _Pool:
         return slot
 
     def remove_ended(self) -> list[tuple[tuple[SweepRun, ...], subprocess.Popen[bytes]]]:
-        """Free the slots of workers that have exited.
-
-        Return the runs and the process of each exited worker that this pool started.
-        """
+        """Free the slots of workers that have exited; return their runs and processes."""
         ended = []
         for runs, (slot, process) in list(self.workers.items()):
             if process.poll() is not None:
@@ -224,11 +206,10 @@ class _Pool:
 
 
 def can_train_together(first: SweepRun, run: SweepRun) -> bool:
-    """Return whether one program can train both runs.
+    """Return whether both runs are untrained, and one program can train them.
 
-    The runs must be untrained and differ only in their seeds and in numeric settings that a
-    training step takes as arguments. A part from outside this package might use such a setting as a
-    constant.
+    They may differ in their seeds and in numeric settings that a training step takes as arguments.
+    A part from outside this package might use such a setting as a constant.
     """
     one, other = first.config, run.config
     train = {"seed": first.seed}
@@ -260,10 +241,7 @@ def _settle_status(
 def start_worker(
     sweep: Sweep, runs: Sequence[SweepRun], slot: Slot, step_timeout: float
 ) -> subprocess.Popen[bytes]:
-    """Start a worker process that runs the remaining phases of one or more runs.
-
-    The first run's log receives the output of the process.
-    """
+    """Start a worker process for these runs, whose output goes to the first run's log."""
     names = NAME_SEPARATOR.join(run.name for run in runs)
     arguments = [str(sweep.path), names, str(step_timeout)]
     worker = train_command(arguments, "transformer_jax.sweeps.worker")

@@ -47,9 +47,6 @@ def format_manifest(
     The first lines of the file, which are comments, contain the command that uses the file. Each
     run imports the files `imports`, whose paths are relative to the working directory of its job.
     The name of a JobSet ends with `suffix`, because Kubernetes does not change an existing JobSet.
-
-    Raises:
-        UsageError: an option that the launcher needs is missing, or there is no run.
     """
     if not runs:
         raise UsageError(f"there is nothing to start: no run of {url} is queued or stopped")

@@ -189,11 +189,6 @@ def submit(
     """Submit the unfinished runs in a stored sweep, except those that are pending or running.
 
     Failed runs are submitted only with `retry_failed`. Return the job IDs as `squeue` prints them.
-
-    Raises:
-        UsageError: Slurm rejects the jobs.
-        ConnectionFailedError: Slurm does not respond.
-        StorageError: the sweep's `slurm/` folder cannot be written.
     """
     statuses, jobs = reconcile(sweep), list_jobs()
     wanted = (s for s in statuses if s.needs_worker(retry_failed=retry_failed))

@@ -117,7 +117,8 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         arguments = [str(sweep), names]
         command = train_command(arguments, "transformer_jax.sweeps.joint")
         code, note = _supervise(command, runs[0], step_timeout, signals)
-    untrained = [run for run in runs if _is_untrained(run)]
+    statuses = [status for status in map(read_status, runs) if status.status != "failed"]
+    untrained = [status.run for status in statuses if "train" not in status.finished]
     if code == OutOfMemoryError.exit_code and len(untrained) > 1 and not signals:
         half = len(untrained) // 2
         parts = untrained[:half], untrained[half:]
@@ -126,11 +127,6 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         status = "stopped" if signals else "failed"
         write_status(run, status, note=note or _last_line(run), exit_code=code)
     return code
-
-
-def _is_untrained(run: SweepRun) -> bool:
-    status = read_status(run)
-    return status.status != "failed" and "train" not in status.finished
 
 
 def _has_test_set(run: SweepRun) -> bool:

@@ -134,7 +134,8 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
 
     def read(step: int) -> tuple[Batch, Batch]:
         # Batches are numbered from 0, and steps from 1.
-        batch = slots.join([x.read_batch(step - 1) for x in members])
+        runs = [member.run for member in members]
+        batch = slots.join([x.batches.local_batch(step - 1, x.sharding.shard) for x in runs])
         return batch, lead.sharding.place_batch(batch)
 
     steps = range(first, last + 1)
@@ -149,7 +150,8 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
                     slots.write(slot, member.state)
             if all(member.has_ended for member in members):
                 break
-            active = {i: member for i, member in enumerate(members) if member.trains_at(step)}
+            numbered = enumerate(members)
+            active = {i: x for i, x in numbered if not x.has_ended and x.restored < step}
             if not active:
                 continue
             if not train_step.is_compiled_for(batch):

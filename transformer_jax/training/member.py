@@ -15,7 +15,6 @@ from rich.console import Console
 
 from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
-from transformer_jax.data.batches import Batch
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import ProcessGroup, Vote
 from transformer_jax.errors import DivergedError, RunInterrupted, TransformerJaxError
@@ -189,19 +188,11 @@ class Member:
             hint = self._shutdown.resume_hint
             raise RunInterrupted(f"{name}: saved at step {self.restored}; {hint}") from stopped
 
-    def read_batch(self, index: int) -> Batch:
-        """Return this process's rows in a batch. Batches are numbered from 0."""
-        return self.run.batches.local_batch(index, self.run.sharding.shard)
-
     def save(self, step: int, due: DueActions, pending: Sums, state: TrainState) -> None:
         """Start writing a checkpoint. If the step is due for evaluation, call `score` next."""
         unscored = self.meter.last() if due.evaluate else None
         num_earlier = self.writer.count_earlier(step)
         self.checkpointer.save(step, state, pending, unscored, num_earlier)
-
-    def trains_at(self, step: int) -> bool:
-        """Return whether the run is still active and has to train at this step."""
-        return not self.has_ended and self.restored < step
 
     def record(self, step: int, metrics: StepMetrics) -> None:
         """Record a step that has started; check and report an earlier step that has finished."""
