@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
+from transformer_jax.commands import tables
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import translate_command
 from transformer_jax.commands.inference import EnsembleCommand
-from transformer_jax.commands.tables import (
-    print_comparison,
-    print_evaluation,
-    print_grid,
-    print_scores_by_length,
-)
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs.run_folder import RunFolder
@@ -99,11 +94,11 @@ class Evaluate(EnsembleCommand):
         if self.json:
             stdout.print(json.dumps(result))
         else:
-            print_evaluation(evaluation)
+            tables.print_evaluation(evaluation)
             if self.by_length:
-                print_scores_by_length(evaluation.result["by_length"])
+                tables.print_scores_by_length(evaluation.result["by_length"])
             if comparisons:
-                print_comparison(comparisons, self.run_folder, str(self.baseline))
+                tables.print_comparison(comparisons, self.run_folder, str(self.baseline))
             for source, hypothesis in list(zip(*evaluation[1:3], strict=True))[:3]:
                 stdout.print(f"  {source}\n  -> {hypothesis}\n")
         try:
@@ -155,7 +150,7 @@ class Evaluate(EnsembleCommand):
         if self.json:
             stdout.print(json.dumps(results))
             return
-        best = print_grid(results)
+        best = tables.print_grid(results)
         options = f"--average-checkpoints {best['average_checkpoints']}"
         options += f" --beam-size {best['decode']['beam_size']}"
         # `repr` does not round, so the printed command runs the same search. Because that command

@@ -6,13 +6,7 @@ machine. The constants describe one H100 (see docs/performance.md). On a CPU, st
 than compilation, so more shapes than the chosen number can save time.
 """
 
-from transformer_jax.config.sections import (
-    GATED,
-    MAX_BATCH_SHAPES,
-    DataConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from transformer_jax.config import sections
 
 # With a single shape, every pair would be as wide as the longest one.
 MIN_BATCH_SHAPES = 2
@@ -26,7 +20,9 @@ FLOPS_PER_SECOND = 250e12
 PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
 
 
-def choose_num_shapes(model: ModelConfig, data: DataConfig, train: TrainConfig) -> int:
+def choose_num_shapes(
+    model: sections.ModelConfig, data: sections.DataConfig, train: sections.TrainConfig
+) -> int:
     """Return the number of batch shapes that minimizes the expected training time.
 
     The time includes compilation. For comparison, the function assumes that training with any
@@ -39,13 +35,13 @@ def choose_num_shapes(model: ModelConfig, data: DataConfig, train: TrainConfig) 
         density = 1 - PADDING_FACTOR * shapes**PADDING_EXPONENT
         return SECONDS_PER_SHAPE * shapes + full_seconds / density
 
-    return min(range(MIN_BATCH_SHAPES, MAX_BATCH_SHAPES + 1), key=seconds)
+    return min(range(MIN_BATCH_SHAPES, sections.MAX_BATCH_SHAPES + 1), key=seconds)
 
 
-def _count_multiplied_parameters(model: ModelConfig, vocab_size: int) -> int:
+def _count_multiplied_parameters(model: sections.ModelConfig, vocab_size: int) -> int:
     """Estimate how many parameters a step multiplies by a source vector and by a target vector."""
     attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
-    feed_forward = (3 if model.feed_forward in GATED else 2) * model.d_model * model.d_ff
+    feed_forward = (3 if model.feed_forward in sections.GATED else 2) * model.d_model * model.d_ff
     encoder, decoder = model.layers_per_stack
     layers = encoder * (attention + feed_forward) + decoder * (2 * attention + feed_forward)
     return layers + model.d_model * vocab_size

@@ -17,13 +17,7 @@ from jaxtyping import Float
 
 from transformer_jax.config import Config
 from transformer_jax.config.rows import FieldValue
-from transformer_jax.reports.seed_statistics import (
-    CONFIDENCE,
-    Interval,
-    Scores,
-    dunnett_probability,
-    dunnett_quantile,
-)
+from transformer_jax.reports import seed_statistics
 
 Kind = Literal["main effect", "matched contrast", "interaction"]
 Factors = Mapping[str, Sequence[FieldValue]]
@@ -37,7 +31,7 @@ class Contrast:
     kind: Kind
     name: str
     difference: float
-    interval: Interval
+    interval: seed_statistics.Interval
     p: float
     """The p-value, corrected for all contrasts of the same kind."""
 
@@ -54,7 +48,7 @@ def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] |
 
 
 def analyze_factors(
-    scores: Scores, configs: Mapping[str, Config], factors: Factors
+    scores: seed_statistics.Scores, configs: Mapping[str, Config], factors: Factors
 ) -> list[Contrast]:
     """Return all contrasts, or [] unless all rows have the same seeds and at least two of them."""
     seeds = {frozenset(by_seed) for by_seed in scores.values()}
@@ -131,12 +125,12 @@ def _estimate(
     scale = np.linalg.norm(matrix, axis=1)
     cosines = (matrix @ matrix.T / np.outer(scale, scale)).round(12)
     correlation = tuple(map(tuple, cosines.tolist()))
-    critical = dunnett_quantile(CONFIDENCE, correlation, freedom)
+    critical = seed_statistics.dunnett_quantile(seed_statistics.CONFIDENCE, correlation, freedom)
     contrasts = []
     for name, difference, length in zip(weights, (matrix @ means).round(12), scale, strict=True):
         half = critical * error * length
         statistic = abs(difference) / (error * length) if error else math.inf if difference else 0.0
-        interval = Interval(float(difference - half), float(difference + half))
-        p = 1 - dunnett_probability(statistic, correlation, freedom)
+        interval = seed_statistics.Interval(float(difference - half), float(difference + half))
+        p = 1 - seed_statistics.dunnett_probability(statistic, correlation, freedom)
         contrasts.append(Contrast(kind, name, float(difference), interval, p))
     return contrasts

@@ -11,16 +11,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from transformer_jax import errors
 from transformer_jax.config.loading import import_inherited
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
-from transformer_jax.errors import (
-    LostProcessError,
-    OutOfMemoryError,
-    RunInterrupted,
-    StorageError,
-    TransformerJaxError,
-)
 from transformer_jax.files import lock_folder
 from transformer_jax.remote.copies import fetch, local_path
 from transformer_jax.runs.run_folder import RunFolder
@@ -76,7 +70,7 @@ def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
             continue
         if signals:
             write_status(run, "stopped", note="stopped before the next phase")
-            return RunInterrupted.exit_code
+            return errors.RunInterrupted.exit_code
         write_status(run, "running", phase=phase, finished=finished)
         if phase == "train":
             code, note = _train(run, step_timeout, signals)
@@ -119,7 +113,7 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         code, note = _supervise(command, runs[0], step_timeout, signals)
     statuses = [status for status in map(read_status, runs) if status.status != "failed"]
     untrained = [status.run for status in statuses if "train" not in status.finished]
-    if code == OutOfMemoryError.exit_code and len(untrained) > 1 and not signals:
+    if code == errors.OutOfMemoryError.exit_code and len(untrained) > 1 and not signals:
         half = len(untrained) // 2
         parts = untrained[:half], untrained[half:]
         return max(_train_together(part, step_timeout, signals) for part in parts)
@@ -155,11 +149,11 @@ def _supervise(
             phase_timeout=PHASE_TIMEOUT,
             forwarded_signals=signals,
         )
-    except LostProcessError as error:
+    except errors.LostProcessError as error:
         # Standard output goes to the run's log.
         print(error, flush=True)  # noqa: T201
         return error.exit_code, str(error)
-    if code == RunInterrupted.exit_code and not signals:
+    if code == errors.RunInterrupted.exit_code and not signals:
         # The trainer received the signal directly.
         signals.append(signal.SIGTERM)
     return code, ""
@@ -180,13 +174,13 @@ def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str
         except subprocess.TimeoutExpired:
             process.kill()
             note = f"scoring did not finish within {SCORING_TIMEOUT / 3600:.0f} hours"
-            return RunInterrupted.exit_code, note
+            return errors.RunInterrupted.exit_code, note
     if code < 0:
-        return RunInterrupted.exit_code, f"killed by {signal_name(-code)}"
+        return errors.RunInterrupted.exit_code, f"killed by {signal_name(-code)}"
     if code == 0 and newest_evaluation(run, split) is None:
         # `evaluate` succeeds even if it prints the scores but cannot store them. A report needs the
         # stored scores, so treat this case as a failure.
-        code = StorageError.exit_code
+        code = errors.StorageError.exit_code
     return code, ""
 
 
@@ -208,7 +202,7 @@ def main(sweep_path: str, run_names: str, step_timeout: str) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(*sys.argv[1:]))
-    except TransformerJaxError as error:
+    except errors.TransformerJaxError as error:
         sys.stderr.write(f"transformer-jax: {error}\n")
         # Clusters start a run again after some exit codes.
         sys.exit(error.exit_code)
