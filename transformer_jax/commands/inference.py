@@ -208,7 +208,6 @@ class Translate(EnsembleCommand):
         return run.translator(sampling=sampling, **self.decode_changes)
 
     def _print(self, start: int, best: list[list["Hypothesis"]]) -> None:
-        """Print the translations of the lines after the first `start` lines."""
         for number, hypotheses in enumerate(best, start=start + 1):
             for text, score in hypotheses:
                 line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"

@@ -1,7 +1,4 @@
-"""Environment variables for compiling programs without access to the target's devices.
-
-This module does not import JAX.
-"""
+"""Environment variables for compiling programs without the target's devices, and without JAX."""
 
 import os
 

@@ -1,7 +1,4 @@
-"""Check that a model sets only the fields that its architecture uses.
-
-A field that an architecture does not use must have its default value.
-"""
+"""Check that a model changes only the defaults of fields that its architecture uses."""
 
 from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
 from transformer_jax.config.validation import PartName, UsedBy, annotations

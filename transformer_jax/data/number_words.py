@@ -1,7 +1,4 @@
-"""A built-in corpus of numbers spelled out in English and German.
-
-The corpus needs no files or network access.
-"""
+"""A built-in corpus of numbers spelled out in English and German, which needs no files."""
 
 import functools
 import random

@@ -74,7 +74,6 @@ class TreeFiles(FileCorpus):
 
 
 def _find_files(folder: Path, split: Split) -> list[Path]:
-    """Return a split's files in a fixed order."""
     for suffix in SUFFIXES:
         if (path := folder / f"{split}{suffix}").is_file():
             return [path]

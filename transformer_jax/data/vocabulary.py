@@ -1,7 +1,4 @@
-"""Train a vocabulary on a corpus, or load it from the cache.
-
-The files are `<cache>/vocabularies/<digest of text and options>.{model,sha256}`.
-"""
+"""Train a vocabulary, or load it from `<cache>/vocabularies/<digest of text and options>.model`."""
 
 import hashlib
 import json

@@ -80,7 +80,6 @@ def score_with_loss(
 def _run_batches(
     model: EncoderDecoder, params: Params, batches: Batches, config: TrainConfig | None
 ) -> list[tuple[Float[Array, " B"], Loss | None]]:
-    """Return the result of `_losses` for each batch."""
     losses: list[tuple[Float[Array, " B"], Loss | None]] = []
     for step in range(batches.per_epoch):
         progress.advance(0)

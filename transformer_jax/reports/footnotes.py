@@ -191,7 +191,6 @@ def _explain_columns(results: Results) -> list[str]:
 
 
 def _explain_paper(results: Results) -> list[str]:
-    """Explain the paper's results, if the report shows any."""
     notes = []
     papers = [row.paper for row in results.rows.values()]
     has_scores = any(paper.perplexity or paper.bleu for paper in papers)

@@ -143,7 +143,6 @@ class Results:
         }
 
     def _find_scores(self, name: str, score: PaperScore, split: ScoredSplit) -> dict[int, float]:
-        """Return a row's BLEU or log perplexity on a set, keyed by seed."""
         found = self.rows[name].find(score, split)
         return {seed: math.log(x) if score == "perplexity" else x for seed, x in found}
 

@@ -99,7 +99,6 @@ def read_marian(path: Path) -> Run:
 
 
 def _read_longest_source(path: Path) -> float:
-    """Return the tokenizer's limit on the source length, or infinity if there is no limit."""
     file = path / "tokenizer_config.json"
     longest = _read_optional_json(file).get("model_max_length")
     if longest is None:

@@ -218,5 +218,4 @@ def _describe_limits(config: Config) -> str:
 
 
 def _code(text: object) -> str:
-    """Format text as inline code in Markdown."""
     return f"`{' '.join(str(text).replace('`', '').split())}`"

@@ -62,7 +62,6 @@ def _open_folder(run: SweepRun, console: PlainConsole) -> RunFolder:
 def _record_end(
     run: SweepRun, console: PlainConsole, worker: int, error: TransformerJaxError | None
 ) -> None:
-    """Record the end of a run's training in its log and status file."""
     if error is None:
         console.print(f"run stored in {run.path}")
         write_status(run, "running", phase="train", finished=["train"], process=worker)

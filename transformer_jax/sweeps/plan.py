@@ -247,7 +247,6 @@ def _read_tuning(data: JsonObject, rows: Mapping[str, Row]) -> Tuning:
 
 
 def _without_choices(tuning: Tuning | None) -> Tuning | None:
-    """Return what determines the trials."""
     return None if tuning is None else replace(tuning, chosen={})
 
 

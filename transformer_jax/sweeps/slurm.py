@@ -167,7 +167,6 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
 
 
 def _active_jobs(sweep: Sweep) -> dict[SweepRun, str]:
-    """Return the job ID of each run whose status is "submitted" or "running"."""
     statuses = map(read_status, sweep.runs)
     return {s.run: s.job for s in statuses if s.job and s.status in ("submitted", "running")}
 

@@ -124,7 +124,6 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
 
 
 def _has_test_set(run: SweepRun) -> bool:
-    """Return whether the text of an existing run has a test set."""
     return "test" in RunFolder.open(run.path).find_text().report
 
 
@@ -140,7 +139,6 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
 def _supervise(
     command: Sequence[str], run: SweepRun, step_timeout: float, signals: list[int]
 ) -> tuple[int, str]:
-    """Supervise a trainer; return the exit code and a note."""
     try:
         code = supervise(
             command,

@@ -61,11 +61,7 @@ class CompiledStep:
         return message
 
     def compile_ahead(self, state: TrainState, buckets: Sequence[Bucket]) -> None:
-        """Compile the step for upcoming buckets in the background.
-
-        If there are multiple processes, do nothing, because the processes must compile the shapes
-        in the order in which they train on them.
-        """
+        """Compile upcoming buckets in the background, unless processes have to compile in order."""
         if jax.process_count() > 1:
             return
         abstract_state = self._sharding.abstract_state(state)

@@ -128,7 +128,6 @@ def _forward_terms(model: EncoderDecoder) -> tuple[Fraction, ...]:
 
 
 def _forward_flops(model: EncoderDecoder, source: int, target: int) -> int:
-    """Trace the forward pass for one pair of these lengths, and return its FLOPs."""
     shapes = (jax.ShapeDtypeStruct((1, length), jnp.int32) for length in (source, target))
 
     def forward(params: Params, *batch: jax.Array) -> object:

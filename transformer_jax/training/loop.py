@@ -99,11 +99,7 @@ def _memory_advice(config: Config, resume_hint: str) -> list[str | Setting]:
 def _train(
     assignments: Sequence[Assignment], shutdown: GracefulShutdown, group: ProcessGroup | None = None
 ) -> list[Member]:
-    """Train runs until they have ended, and return them.
-
-    If `group` is None, the runs train on one device, and an error ends only the run that
-    it concerns.
-    """
+    """Train runs until they have ended; with no `group`, an error ends only the run it concerns."""
     is_alone, group = group is not None, group or SINGLE_PROCESS
     members = [Member(x, group, shutdown, is_alone=is_alone) for x in assignments]
     with count_compilations() as compilations, contextlib.ExitStack() as contexts:
@@ -181,10 +177,7 @@ def _report_and_save(
     train_step: CompiledStep,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Perform the actions due after a step for each active member, keyed by slot.
-
-    All members save before any member is evaluated, because an evaluation can take a while.
-    """
+    """Perform a step's due actions by slot; all members save before any slow evaluation."""
     saving = {}
     for slot, member in active.items():
         reported = member.attempt(member.report, step, vote)

@@ -117,10 +117,7 @@ def is_matrix(params: optax.Params) -> Any:  # noqa: ANN401 - Optax does not dec
 def clip_by_known_norm(
     max_norm: Float[ArrayLike, ""],
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a variant of `optax.clip_by_global_norm` that takes the norm as an argument.
-
-    The step has already computed the norm, and recomputing it would square all gradients again.
-    """
+    """Return `optax.clip_by_global_norm` for a known norm, without squaring all gradients again."""
 
     def update(
         updates: optax.Updates,

@@ -1,7 +1,4 @@
-"""Learning-rate schedules, which all begin with a linear warmup (section 5.3).
-
-A schedule maps a step to a learning rate. Steps are numbered from 1, as in the paper.
-"""
+"""Learning rates by step, counted from 1, with a linear warmup at the start (section 5.3)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -66,7 +66,6 @@ TRACKERS: Registry[Callable[[TrackedRun], Tracker]] = Registry("train.trackers")
 
 
 def _flatten(config: Config) -> dict[str, str | int | float | bool]:
-    """Return the config's fields, keyed by names such as "model.d_model"."""
     values = config.by_field().items()
     return {k: x if isinstance(x, str | int | float) else str(x) for k, x in values}
 
