@@ -99,6 +99,7 @@ class PlainConsole(Console):
         plain = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
         super().__init__(**plain, stderr=stderr, file=file)
         self.failure: OSError | None = None
+        self._lost: int | None = None
 
     def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 (Rich's options)
         """Escape control characters, and show URLs, in printed strings and in table cells."""
@@ -116,8 +117,21 @@ class PlainConsole(Console):
     def on_broken_pipe(self) -> None:
         """Discard all further output, so that a command still finishes and stores its results."""
         self.quiet = True
-        # Redirect the file to the null device, so that flushing it at exit does not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        # Redirect the file to the null device, so that flushing it does not fail again.
+        with Path(os.devnull).open("w", encoding="utf-8") as null:
+            self._lost = self._lost or os.dup(self.file.fileno())
+            os.dup2(null.fileno(), self.file.fileno())
+
+    def recover(self) -> None:
+        """Forget a failure, so that the next command in this process prints again."""
+        self.failure = None
+        if self._lost is not None:
+            # Discard what could not be written.
+            super()._check_buffer()
+            self.file.flush()
+            os.dup2(self._lost, self.file.fileno())
+            os.close(self._lost)
+            self.quiet, self._lost = False, None
 
 
 # Results go to standard output; notes, progress, and errors go to standard error.
@@ -291,6 +305,9 @@ def run_and_report(run: Callable[[], object]) -> int:
         if line:
             stderr.print(one_line(line))
         return code
+    finally:
+        for console in (stdout, stderr):
+            console.recover()
     return 0
 
 

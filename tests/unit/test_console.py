@@ -220,7 +220,7 @@ def test_a_full_disk_for_messages_changes_no_exit_code_and_one_for_results_does(
     )
 
 
-def test_a_command_whose_output_cannot_be_written_still_stores_its_results(
+def test_a_command_whose_output_cannot_be_written_stores_its_results_and_the_next_one_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work() -> None:
@@ -230,7 +230,11 @@ def test_a_command_whose_output_cannot_be_written_still_stores_its_results(
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         monkeypatch.setattr(console, "stdout", PlainConsole(file=full))
         assert run_and_report(work) == 74
-    assert (tmp_path / "results").exists()
+        assert (tmp_path / "results").exists()
+        with (tmp_path / "output").open("w") as file:
+            os.dup2(file.fileno(), full.fileno())
+        assert run_and_report(work) == 0
+    assert (tmp_path / "output").read_text() == "step 1\n"
 
 
 @pytest.mark.parametrize("command", ["train tiny --out x", "sweep tiny --dry-run", "status x"])
