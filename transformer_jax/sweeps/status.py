@@ -151,7 +151,13 @@ def read_status(run: SweepRun) -> RunStatus:
         stored = read_json(run.status_file) if run.status_file.exists() else {}
         if (run.path / "run.json").exists():
             read_json(run.path / "run.json")
-        return with_results(_parse_status(run, stored), since=_numbers(stored).get("time", 0.0))
+        status = with_results(_parse_status(run, stored), since=_numbers(stored).get("time", 0.0))
+        lost = {"dev", "test"} - status.evaluations.keys()
+        finished = tuple(phase for phase in status.finished if phase not in lost)
+        if finished != status.finished and status.status == "done":
+            # A user has deleted scores, so that the sweep scores the run again.
+            status = replace(status, status="queued", note="its scores were deleted")
+        return replace(status, finished=finished)
     except (OSError, StorageError) as error:
         return mark_unreadable(RunStatus(run), error)
 

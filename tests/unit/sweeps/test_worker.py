@@ -1,5 +1,6 @@
 """Test that a worker runs the remaining phases of its run."""
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from corpora import write_treebank
 from example_configs import SMALL
+from run_files import make_finished_sweep, write_results
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
@@ -40,6 +42,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
     RunFolder.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
     run.log_file.touch()
     monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    write_results(run, 5.0, 10, ["dev"])
     write_status(run, "stopped", finished=["train", "dev"])
     assert worker.run_worker([run], 60.0) == (7 if num_test_trees else 0)
     status = read_status(run)
@@ -47,6 +50,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
 
 
 def test_finished_phases_are_not_repeated(run: SweepRun) -> None:
+    write_results(run, 5.0, 10)
     write_status(run, "stopped", finished=["train", "dev", "test"])
     assert worker.main(str(run.path.parents[1]), run.name, "60") == 0
     assert read_status(run).status == "done"
@@ -90,6 +94,24 @@ def test_a_run_that_was_deleted_is_trained_again(
     assert worker.run_worker([run], 60.0) == 7
     status = read_status(run)
     assert (status.status, status.phase) == ("failed", "train")
+
+
+def test_a_run_whose_scores_were_deleted_is_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_finished_sweep(tmp_path / "s", rows=["base"]).runs[0]
+    write_status(run, "done", finished=["train", "dev", "test"])
+    assert read_status(run).status == "done"
+    [folder] = run.path.glob("evaluations/dev-*")
+    shutil.rmtree(folder)
+    status = read_status(run)
+    assert status.summary == "queued: its scores were deleted"
+    assert status.finished == ("train", "test")
+    run.log_file.touch()
+    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    assert worker.run_worker([run], 60.0) == 7
+    status = read_status(run)
+    assert (status.status, status.phase) == ("failed", "dev")
 
 
 def test_a_phase_that_a_signal_kills_names_the_signal(
@@ -161,6 +183,7 @@ def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    write_results(run, 5.0, 10)
     # The status file says that the run is still running on the previous node.
     write_status(run, "running", job=job, finished=["train", "dev", "test"])
     assert worker.run_worker([run], 60.0) == 0
