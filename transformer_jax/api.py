@@ -14,6 +14,7 @@ from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.config import Config, Row
 from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
 from transformer_jax.config.rows import FieldValue, with_control
+from transformer_jax.config.validation import checked
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup
@@ -53,6 +54,7 @@ Configs = str | Sequence[str] | Mapping[str, Config | Row]
 """Config files, names of shipped configs, or a mapping from the names of rows to their configs."""
 
 
+@checked
 def train(
     config: Config | str,
     path: str | Path,
@@ -152,6 +154,7 @@ def _open_or_create(
     return RunFolder.open(path)
 
 
+@checked
 def sweep(
     configs: Configs,
     path: str | Path,
@@ -205,7 +208,13 @@ def sweep(
 
 
 def read_rows(configs: Configs) -> dict[str, Row]:
-    """Return the rows of config files, or the given configs as rows, keyed by name."""
+    """Return the rows of config files, or the given configs as rows, keyed by name.
+
+    Raises:
+        UsageError: there are no rows, or two files have different rows with the same name.
+    """
+    if not configs:
+        raise UsageError("a sweep needs at least one row")
     if isinstance(configs, Mapping):
         return {k: v if isinstance(v, Row) else Row(v) for k, v in configs.items()}
     rows: dict[str, Row] = {}
@@ -307,6 +316,7 @@ class Report:
     def _repr_html_(self) -> str:
         return html_table(summary_table(self.results))
 
+    @checked
     def to_pandas(self, *, per_run: bool = False) -> "pd.DataFrame":
         """Return the unrounded differences from the first row, with intervals and p-values.
 
@@ -329,6 +339,7 @@ class Report:
         return folder
 
 
+@checked
 def report(
     paths: str | Path | Sequence[str | Path],
     out: str | Path | None = None,

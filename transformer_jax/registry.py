@@ -93,7 +93,7 @@ def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
     if parts is None:
         known = ", ".join(sorted(_parts))
         raise ConfigError(f"{field} is not a config field that selects parts (these are: {known})")
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         rule = "start with a letter and contain only lowercase letters, digits, and underscores"
         raise ConfigError(f"the name of a part of {field} must {rule}, got {name!r}")
     is_foreign = file is None or not file.is_relative_to(PACKAGE)

@@ -1,8 +1,10 @@
 """Test that Python functions train, resume, evaluate, sweep, and report like the commands."""
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from example_configs import SMALL, metrics_of
@@ -133,6 +135,61 @@ def test_a_config_prints_its_differences_from_base_and_its_code() -> None:
     )
     assert str(tj.Config()) == "the paper's base model"
     assert eval(repr(config), {"Config": tj.Config}) == config  # noqa: S307 - our own code
+
+
+def test_public_functions_name_a_wrong_argument_in_one_line(
+    trained: tuple[tj.Run, list[dict[str, float]]], tmp_path: Path
+) -> None:
+    run, path, wrong = trained[0], tmp_path / "new", cast("Any", 5)
+    calls: dict[str, Callable[[], object]] = {
+        "path must be a string or a path, got None": lambda: tj.load(cast("Any", None)),
+        "average_checkpoints must be an integer or None, got '2'": lambda: tj.load(
+            path, average_checkpoints=cast("Any", "2")
+        ),
+        "config must be a Config or a string, got 5": lambda: tj.train(wrong, path),
+        "callback must be a function or None, got 5": lambda: tj.train(
+            CONFIG, path, callback=wrong
+        ),
+        "configs must be a string or a list of strings or a dictionary (a string and a Config or a "
+        "Row), got an object of type dict": lambda: tj.sweep({"a": wrong}, path),
+        "rows must be a list of strings or None, got 'a'": lambda: tj.sweep("tiny", path, rows="a"),
+        "tune must be a pair or None, got an object of type tuple": lambda: tj.sweep(
+            "tiny", path, tune=("model.d_k", wrong)
+        ),
+        "a sweep needs at least one row": lambda: tj.sweep({}, path),
+        "split must be 'dev' or 'test' or None, got 'tset'": lambda: run.evaluate(
+            cast("Any", "tset")
+        ),
+        "unknown field 'sampling' of decode": lambda: run.evaluate(sampling=tj.Sampling()),
+        "unknown field 'bean_size' of decode; did you mean 'beam_size'?": lambda: run.translate(
+            ["one"], bean_size=2
+        ),
+        "translate_best cannot be called: multiple values for argument 'num_best'": (
+            lambda: run.translate(["one"], num_best=2)
+        ),
+        "lines must be a list of strings, got 'one'": lambda: run.translate("one"),
+        "runs must be a list (a Run), got an object of type list": lambda: tj.ensemble([wrong]),
+        "gold must be a list of strings, got 5": lambda: tj.alignment_error_rate(["0-0"], wrong),
+        "model must be a dictionary of fields, got 5": lambda: CONFIG.change(model=wrong),
+    }
+    for message, call in calls.items():
+        with pytest.raises(tj.UsageError) as error:
+            call()
+        assert str(error.value) == message
+    assert not path.exists()
+
+
+def test_every_public_function_rejects_unknown_arguments() -> None:
+    functions = [getattr(tj, name) for name in tj.__all__]
+    functions = [f for f in functions if inspect.isfunction(f) and f is not tj.register]
+    assert tj.train in functions
+    functions += [getattr(tj.Run, name) for name in ("score", "align")]
+    for function in functions:
+        with pytest.raises(tj.UsageError, match=f"{function.__name__} cannot be called: "):
+            function(no_such_argument=1)
+    hint = "unexpected keyword argument 'sedes'; did you mean 'seeds'?"
+    with pytest.raises(tj.UsageError, match=re.escape(hint)):
+        cast("Any", tj.sweep)("tiny", "x", sedes=1)
 
 
 def test_every_exported_name_exists() -> None:

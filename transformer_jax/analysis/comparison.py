@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_jax.config.validation import checked
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.history import (
@@ -93,6 +94,7 @@ class Comparison:
         return plot_metrics(metrics, *names)
 
 
+@checked
 def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     """Compare runs, each given as a path or as a loaded run.
 

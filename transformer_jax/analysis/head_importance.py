@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from transformer_jax import progress
+from transformer_jax.config.validation import checked
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -88,6 +89,7 @@ class HeadImportance:
         return draw_heads(increases, self.pruned_losses, self.loss + self.margin)
 
 
+@checked
 def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 L H"]) -> Params:
     """Return a copy of the parameters in which heads whose mask is False have no effect.
 
@@ -128,6 +130,7 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     return masked
 
 
+@checked
 def head_importance(
     run: Run, *, split: Split = "dev", num_sentences: int = NUM_SENTENCES, margin: float = MARGIN
 ) -> HeadImportance:

@@ -17,6 +17,7 @@ from transformer_jax.backend import start_backend
 from transformer_jax.config import Config
 from transformer_jax.config.architectures import uses
 from transformer_jax.config.sections import DECAYING_SCHEDULES
+from transformer_jax.config.validation import checked
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
@@ -37,6 +38,7 @@ NUM_LENGTHS = 10
 QUANTILE = 1.96
 
 
+@checked
 def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 1) -> Picture:
     """Plot the encoder's positional encodings and the linear map from PE(pos) to PE(pos + offset).
 
@@ -85,6 +87,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
     return draw_positions(tables, offset=offset)
 
 
+@checked
 def plot_losses(run: Run, *, split: Split = "dev") -> Picture:
     """Plot how the loss on a split depends on the target position and on the target length.
 
@@ -156,6 +159,7 @@ FACTORS = (1, 0.25, 0.5, 2)
 NUM_POINTS = 400
 
 
+@checked
 def plot_schedule(config: Config) -> Picture:
     """Plot a config's learning rate by step, for several model widths and warmup lengths.
 

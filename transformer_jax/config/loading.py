@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
-from transformer_jax.config.validation import ConfigError, did_you_mean, field_names
+from transformer_jax.config.validation import ConfigError, checked, did_you_mean, field_names
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import INVALID_JSON, expand_path, local_path, read_json
 from transformer_jax.registry import IMPORTS, imported_files, inherit
@@ -31,6 +31,7 @@ def shipped_configs() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
+@checked
 def load_config(spec: str) -> Config:
     """Return the config that `spec` specifies. See `load_row`."""
     return load_row(spec).config
@@ -48,6 +49,7 @@ def load_row(spec: str) -> Row:
     return row
 
 
+@checked
 def load_rows(spec: str) -> dict[str, Row]:
     """Return the rows of FILE, or only FILE:ROW, by name. The name of a single experiment is ""."""
     path, only = split_spec(spec)

@@ -119,12 +119,11 @@ class Config:
         changed = {}
         for name, fields in sections.items():
             check_field_name(name, field_names(type(self)), "config")
-            section = getattr(self, name)
-            for key in fields:
-                check_field_name(key, field_names(type(section)), name)
+            if not isinstance(fields, Mapping):
+                raise ConfigError.from_field(name, "a dictionary of fields", fields)
             # JSON stores tuples as lists.
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            changed[name] = dataclasses.replace(section, **values)
+            changed[name] = getattr(self, name).change(**values)
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, JsonObject]:

@@ -8,18 +8,22 @@ Rules and marks are part of the field's annotation:
 Types and rules are checked when a section is created.
 """
 
+import collections.abc
 import copy
 import dataclasses
 import difflib
 import functools
+import inspect
+import numbers
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
 
-from transformer_jax.errors import ConfigError
+from transformer_jax.errors import ConfigError, UsageError
 from transformer_jax.registry import foreign_names
 
 # An integer above this limit cannot be converted to a float.
@@ -30,6 +34,9 @@ MAX_COUNT = 2**31 - 1
 
 TypeForm = Any
 """A type in an annotation: a class such as int, or a form such as `int | None` or a Literal."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,13 @@ class ConfigSection:
                     self.require(key, rule.allows(value), rule.words)
                 if isinstance(rule, PartName):
                     rule.check(f"{self.name}.{key}", value)
+
+    def change(self, /, **fields: object) -> Self:
+        """Return a copy with some fields changed; raise a ConfigError if one does not exist."""
+        for key in fields:
+            check_field_name(key, field_names(type(self)), self.name)
+        own = {key: getattr(self, key) for key in field_names(type(self))}
+        return type(self)(**{**own, **fields})
 
     def numbers(self) -> dict[str, float]:
         """Return the numeric settings that a compiled step takes as arguments, keyed by field."""
@@ -226,3 +240,89 @@ def _is_tuple_of_strings(value: tuple[object, ...], allowed: Iterable[TypeForm])
     """Return whether a tuple has the length and types of one of the allowed forms."""
     is_text = all(type(item) is str for item in value)
     return is_text and any(form == tuple[str, ...] or len(value) == 2 for form in allowed)
+
+
+WORDS: dict[TypeForm, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+    types.NoneType: "None",
+    dict: "a dictionary",
+    tuple: "a pair",
+    collections.abc.Callable: "a function",
+}
+LISTS: tuple[type, ...] = (list, tuple)
+NOT_LISTS: tuple[type, ...] = (str, bytes, Mapping)
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a public function, so that wrong types and unknown arguments are UsageErrors.
+
+    The items of lists and tuples are checked, but iterators are not consumed. The function itself
+    checks strings in lists, shapes of arrays, and arguments that its signature does not name.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def check(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = (x for x in kwargs if x not in signature.parameters)
+            hint = "".join(did_you_mean(x, signature.parameters) for x in [*unknown][:1])
+            raise UsageError(f"{function.__name__} cannot be called: {error}{hint}") from error
+        for key, value in given.items():
+            parameter = signature.parameters[key]
+            is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if is_named and not _fits(parameter.annotation, value):
+                is_short = isinstance(value, str | bytes | float | int | None)
+                shown = repr(value) if is_short else f"an object of type {type(value).__name__}"
+                raise UsageError(f"{key} must be {_describe(parameter.annotation)}, got {shown}")
+        return function(*args, **kwargs)
+
+    return check
+
+
+def _fits(form: TypeForm, value: object) -> bool:
+    """Return whether a value has the type that an annotation describes."""
+    origin, options = typing.get_origin(form) or form, typing.get_args(form)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(option, value) for option in options)
+    if origin is Literal:
+        return value in options
+    if form in (int, float):
+        kind = numbers.Integral if form is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if not isinstance(origin, type) or form is inspect.Parameter.empty:
+        return True
+    if hasattr(origin, "array_type"):
+        return isinstance(value, origin.array_type)
+    if origin in (collections.abc.Sequence, Iterable, collections.abc.Collection):
+        if not isinstance(value, Iterable) or isinstance(value, NOT_LISTS):
+            return False
+        is_checked = isinstance(value, LISTS) and options != (str,)
+        return not is_checked or all(_fits(options[0], item) for item in value)
+    if origin is tuple:
+        items = list(value) if isinstance(value, Iterable) and isinstance(value, LISTS) else []
+        return len(items) == len(options) and all(map(_fits, options, items))
+    if origin is collections.abc.Mapping and isinstance(value, Mapping) and options:
+        return all(_fits(options[0], k) and _fits(options[1], v) for k, v in value.items())
+    return isinstance(value, origin)
+
+
+def _describe(form: TypeForm) -> str:
+    """Return words for the types that an annotation allows."""
+    origin, options = typing.get_origin(form) or form, typing.get_args(form)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_describe, options))
+    if origin is Literal:
+        return " or ".join(map(repr, options))
+    if origin in (collections.abc.Sequence, Iterable, collections.abc.Collection):
+        return "a list of strings" if options == (str,) else f"a list ({_describe(options[0])})"
+    if origin is collections.abc.Mapping and options:
+        return f"a dictionary ({' and '.join(map(_describe, options))})"
+    if hasattr(origin, "array_type"):
+        return f"an array ({origin.__name__})"
+    return WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"

@@ -146,7 +146,7 @@ def evaluate_text(
     `sentences` may contain the sentence scores of these parameters on this text, which do not
     depend on `decode`.
     """
-    translator = run.translator(sampling=None, **decode)
+    translator = run.translator(**decode)
     tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), text.references)
     best = translator.translate(run.params, text.sources)
     hypotheses = [candidates[0].text for candidates in best]
@@ -183,6 +183,7 @@ def evaluate(
     `decode` overrides fields in the run's `DecodeConfig`. With `per_checkpoint`, the function also
     evaluates each averaged checkpoint separately, with at most two sets of parameters in memory.
     """
+    run.config.decode.change(**decode)
     kind = "an ensemble" if run.describe_members() else run.folder.package and "a package"
     if per_checkpoint and kind:
         raise UsageError(f"{run.folder.path} is {kind} and has no separate checkpoints")

@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.config.validation import checked
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.pairs import encode_pairs, read_pairs, run_on_pairs
+from transformer_jax.inference.translate import strip_lines
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import attention_weights
 from transformer_jax.special_tokens import EOS, PAD
@@ -146,6 +148,7 @@ def read_gold(lines: Sequence[str], num_pairs: int) -> list[Gold]:
     """Read gold alignments, one for each pair."""
     if len(lines) != num_pairs:
         raise UsageError(f"there are {num_pairs} alignments, but {len(lines)} gold alignments")
+    lines = strip_lines(lines, "alignment")
     return [_read_links(line, number) for number, line in enumerate(lines, start=1)]
 
 
@@ -162,6 +165,7 @@ def _read_links(line: str, number: int) -> Gold:
     return gold
 
 
+@checked
 def alignment_error_rate(alignments: Sequence[str], gold: Sequence[str]) -> float:
     """Return the alignment error rate of Och and Ney (2003), between 0 (best) and 1.
 

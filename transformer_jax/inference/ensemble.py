@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer_jax.config.validation import checked
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.alignments import Aligner
@@ -119,6 +120,7 @@ class Ensemble(Run):
         return EnsembleModel(config=shortest.config, members=models, **sizes)
 
 
+@checked
 def ensemble(runs: Iterable[Run]) -> Ensemble:
     """Combine runs that share a vocabulary, such as runs that differ only in their seeds.
 

@@ -2,9 +2,9 @@
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Float, PyTree
 from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config
-from transformer_jax.data.splits import Split
+from transformer_jax.config.validation import checked
 from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.errors import Setting, StorageError, UsageError, show_paths
 from transformer_jax.files import JsonObject
@@ -114,6 +114,7 @@ class Run:
         """
         return metrics_table(self.folder.path)
 
+    @checked
     def plot_curves(self, *names: str) -> "Picture":
         """Plot metrics by step, with the same defaults and errors as `Comparison.plot`."""
         return plot_metrics({self.folder.path.resolve().name: [self.metrics]}, *names)
@@ -123,6 +124,7 @@ class Run:
         """The architecture, as a Flax module."""
         return build_model(self.config.model, **self.vocabulary.sizes)
 
+    @checked
     def translator(self, *, sampling: Sampling | None = None, **decode: Option) -> Translator:
         """Return a translator for the run's decode config. Keyword arguments override its fields.
 
@@ -134,7 +136,7 @@ class Run:
         if sampling is not None and search:
             names = ", ".join(search)
             raise UsageError(f"{names} cannot be used with sampling, because no search runs")
-        config = replace(self.config.decode, **decode)
+        config = self.config.decode.change(**decode)
         if config.average_checkpoints != self.config.decode.average_checkpoints:
             raise UsageError(
                 f"the parameters of {self.folder.path} are already loaded; to average other "
@@ -143,6 +145,7 @@ class Run:
             )
         return Translator(self.model, self.vocabulary, config, sampling)
 
+    @checked
     def translate(self, lines: Iterable[str], **options: Option) -> list[str]:
         """Return the best translation of each line, in order. A blank line translates to "".
 
@@ -152,6 +155,7 @@ class Run:
         best = self.translate_best(lines, 1, **options)
         return [hypotheses[0].text for hypotheses in best]
 
+    @checked
     def translate_best(
         self,
         lines: Iterable[str],
@@ -187,6 +191,7 @@ class Run:
         translator.check(lines, **options)
         return translator.translate(self.params, lines, **options)
 
+    @checked
     def translate_minimum_risk(
         self, lines: Iterable[str], num_samples: int, **options: Option
     ) -> list[str]:
@@ -200,7 +205,10 @@ class Run:
         best = self.translate_best(lines, num_samples, **options)
         return [choose_minimum_risk(samples).text for samples in best]
 
-    def evaluate(self, split: Split | None = None, **decode: Option) -> "Evaluation":
+    @checked
+    def evaluate(
+        self, split: Literal["dev", "test"] | None = None, **decode: Option
+    ) -> "Evaluation":
         """Translate and score a split of the run's text.
 
         By default, the split is the test set, or the development set if there is no test set.
@@ -216,6 +224,7 @@ class Run:
         default = "test" if "test" in self.folder.find_text().report else "dev"
         return evaluate(self, split or default, decode)
 
+    @checked
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[PairScore]:
         """Return the log-probability of each target and of its tokens, given its source.
 
@@ -230,6 +239,7 @@ class Run:
         """
         return score_pairs(self.model, self.params, self.vocabulary, sources, targets)
 
+    @checked
     def align(
         self,
         sources: Iterable[str],
@@ -260,6 +270,7 @@ class Run:
         selection = {"layer": layer, "heads": heads}
         return align_pairs(self._aligner(), sources, targets, truncate=truncate, **selection)
 
+    @checked
     def alignment_error_rates(
         self, sources: Iterable[str], targets: Iterable[str], gold: Iterable[str]
     ) -> Float[np.ndarray, "layer head"]:
@@ -270,6 +281,7 @@ class Run:
         """
         return head_error_rates(self._aligner(), sources, targets, list(gold))
 
+    @checked
     def attention(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
     ) -> Attention:
@@ -287,6 +299,7 @@ class Run:
         translator = self._pair_translator(target, decode)
         return compute_attention(translator, self.params, source, target, truncate=truncate)
 
+    @checked
     def hidden_states(
         self, source: str, target: str | None = None, *, truncate: bool = False, **decode: Option
     ) -> HiddenStates:
@@ -316,6 +329,7 @@ class Run:
         return self.translator(**decode)
 
 
+@checked
 def load(
     path: str | Path, *, average_checkpoints: int | None = None, step: int | None = None
 ) -> Run:

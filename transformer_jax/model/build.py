@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.config.validation import checked
 from transformer_jax.model.attention import (
     MakeScore,
     MultiHeadAttention,
@@ -135,6 +136,7 @@ def check_dtype(config: ModelConfig) -> None:
     config.require("dtype", is_possible, "float32 or bfloat16 outside `jax.enable_x64(True)`")
 
 
+@checked
 def build_transformer(
     config: ModelConfig, vocab_size: int, source_vocab_size: int | None = None
 ) -> Transformer:
