@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformer_jax.commands import COMMANDS
 from transformer_jax.commands.arguments import given_fields, parse
 from transformer_jax.commands.base import ConfigCommand
-from transformer_jax.commands.help import completion_script, print_help
+from transformer_jax.commands.help import completion_script, print_help, restore_docstrings
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config.loading import import_file, import_inherited
 from transformer_jax.config.validation import did_you_mean
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> None:
     arguments = _import_files(arguments)
+    restore_docstrings(COMMANDS)
     name, *rest = arguments or ["help"]
     if name in HELP and not rest:
         stdout.print(_usage())

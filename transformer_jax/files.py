@@ -309,7 +309,9 @@ def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choos
     with storage_errors(f"{path} cannot be read"):
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
-            if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            if not parent.is_dir():
+                raise StorageError(f"{path} cannot be created: {parent} is not a folder")
+            if not os.access(parent, os.W_OK):
                 raise StorageError(f"{path} cannot be created: {parent} is not writable")
             return
     # Resolve paths such as "." and "..", because they have no name to append a number to.

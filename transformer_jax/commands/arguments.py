@@ -64,8 +64,13 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
     for key, (_, metadata) in fields.items():
         if Positional in metadata and getattr(command, key) in ("", ()):
             raise _missing(name, command_type)
-        if getattr(command, key) == () and as_option(key) in given_options(words):
-            raise UsageError(f"{as_option(key)} needs a value")
+        option = as_option(key)
+        if getattr(command, key) == () and option in given_options(words):
+            raise UsageError(f"{option} needs a value")
+        # In a script, a variable may be empty, and an empty path would mean the working directory.
+        given = zip(words, [*words[1:], None], strict=False)
+        if key in paths and any(x == f"{option}=" or (x, y) == (option, "") for x, y in given):
+            raise UsageError(f"{option} needs a value")
     return command
 
 

@@ -1,10 +1,12 @@
 """Help texts and shell completion, which tyro generates from the fields of the commands."""
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import io
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from types import MappingProxyType, NoneType
@@ -37,6 +39,14 @@ _transformer_jax() {{
 }}
 complete -o default -F _transformer_jax transformer-jax
 """
+
+
+def restore_docstrings(commands: Mapping[str, Command]) -> None:
+    """Read the commands' docstrings from their source if Python removed them (`python -OO`)."""
+    for command_type in commands.values() if sys.flags.optimize > 1 else ():
+        [definition] = ast.parse(inspect.getsource(command_type)).body
+        if isinstance(definition, ast.ClassDef):
+            command_type.__doc__ = ast.get_docstring(definition)
 
 
 def print_help(name: str, command_type: Command, words: Sequence[str], *, everything: bool) -> None:
