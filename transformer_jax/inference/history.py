@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import JsonObject, read_json_if_valid
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
 from transformer_jax.runs.run_folder import RunFolder, evaluation_folders
@@ -25,7 +25,16 @@ MetricsTable = list[dict[str, float]]
 
 
 def metrics_table(run: Path) -> MetricsTable:
-    """Return a run's metrics by step. Each row contains only the metrics reported at its step."""
+    """Return a run's metrics by step. Each row contains only the metrics reported at its step.
+
+    Raises:
+        StorageError: the run does not exist, for example because a notebook loaded it by a relative
+            path and then changed the working directory.
+    """
+    if not run.is_dir():
+        raise StorageError(
+            f"{run} does not exist: it was moved or deleted, or the working directory has changed"
+        )
     rows: dict[int, dict[str, float]] = {}
     for report in read_metrics(run / "metrics.jsonl"):
         row = rows.setdefault(report["step"], {"step": report["step"]})

@@ -6,7 +6,7 @@ import pytest
 from run_files import HOSTILE, copy_run, write_recorded_run
 
 import transformer_jax
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.history import metrics_table, stored_evaluations
 from transformer_jax.inference.summary import summarize
 from transformer_jax.runs.run_folder import RunFolder
@@ -25,7 +25,11 @@ def test_metrics_are_rows_of_numbers_by_step(run: RunFolder) -> None:
     ]
 
 
-def test_a_run_without_metrics_has_an_empty_table(run: RunFolder, tmp_path: Path) -> None:
+def test_a_run_without_metrics_has_an_empty_table_and_a_lost_run_has_none(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageError, match="run does not exist: it was moved or deleted"):
+        metrics_table(Path("run"))
     folder = copy_run(run, tmp_path / "run", [])
     folder.metrics.unlink()
     assert metrics_table(folder.path) == []
