@@ -371,7 +371,7 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     # Run only our workers, because the other libraries may not be installed.
     amount = dataclasses.replace(on_gpu.toy_amount(), trainers=("ours",))
     monkeypatch.setattr(on_gpu, "toy_amount", lambda: amount)
-    options = ["--rounds", "1", "--torch-python", str(tmp_path / "none")]
+    options = ["--rounds", "1", "--minutes", "60", "--torch-python", str(tmp_path / "none")]
     assert main(["gpu", "--toy", "--out", str(tmp_path), *options]) == 0
     shown = capsys.readouterr()
     assert "hf was skipped" in shown.out

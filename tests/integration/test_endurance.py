@@ -120,7 +120,7 @@ def test_a_disk_that_fills_during_a_report_ends_the_run_and_it_resumes_to_the_sa
         if kind == "samples":
             patch.setattr(Path, "write_text", fail)
         else:
-            patch.setattr(metric_writer.MetricWriter, "_add_events", fail)
+            patch.setattr(metric_writer, "format_report", fail)
         with pytest.raises(StorageError, match=f"{kind} .*: No space left"):
             train(SMALL, tmp_path / "run")
     resume(tmp_path / "run")

@@ -81,7 +81,7 @@ def start_sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 def run_sweep(folder: Path, *options: str) -> tuple[int, str, str]:
     """Run a sweep and return its exit code, standard output, and standard error."""
-    process = start_sweep(folder, "--step-timeout", "5", *options)
+    process = start_sweep(folder, "--step-timeout", "20", *options)
     out, err = process.communicate(timeout=1800)
     return process.returncode, out, err
 
