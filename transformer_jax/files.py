@@ -234,7 +234,8 @@ def read_json_if_valid(path: Path) -> JsonObject:
 def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> None:
     """Raise a StorageError for a link or special file, which could redirect reads and writes.
 
-    Check the entries of `folder` whose names satisfy `is_checked`, and everything inside them.
+    Check the entries of `folder` whose names satisfy `is_checked`, and everything inside them
+    except the contents of stray folders. The folder itself can be a link.
     """
     folders = [str(folder)]
     while folders:

@@ -39,7 +39,9 @@ def suppress_startup_warning() -> None:
 def detect_cluster(timeout_seconds: int) -> tuple[str, int, int, list[int] | None] | None:
     """Return the fields of this process's `ProcessSpec`, or None outside a cluster.
 
-    Unlike `jax.distributed.initialize`, which aborts, this function raises errors.
+    Supported clusters are Slurm, Open MPI, Kubernetes, and Cloud TPU. `timeout_seconds` limits the
+    search for the coordinator's address. Unlike `jax.distributed.initialize`, which aborts, this
+    function raises errors.
     """
     from jax._src.clusters import ClusterEnv
 

@@ -47,8 +47,9 @@ def resolve_cluster(
 ) -> ProcessSpec | None:
     """Return the `ProcessSpec` for this process, or None if it is the only process.
 
-    Arguments that are all None are read from the environment of Slurm, Open MPI, Kubernetes, or
-    Cloud TPU. If `num_processes` is 1, the environment is ignored.
+    The arguments are the address of process 0 (HOST:PORT), the number of processes, and the
+    zero-based index of this process. If all are None, they are read from the environment of Slurm,
+    Open MPI, Kubernetes, or Cloud TPU. If `num_processes` is 1, the environment is ignored.
     """
     options = (coordinator, num_processes, process_id)
     if num_processes == 1:

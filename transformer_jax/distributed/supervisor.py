@@ -35,7 +35,7 @@ class Heartbeats:
     """A trainer's heartbeats and timeouts. All times are in seconds."""
 
     step_timeout: float
-    """The timeout while the trainer is running steps, which is longer if steps are slow."""
+    """The minimum timeout while the trainer is running steps. Slow steps increase the timeout."""
     phase_timeout: float
     """The timeout during a phase, such as compilation, and until a step's duration is known."""
     step: int = 0

@@ -69,7 +69,10 @@ class BracketScores:
 def score_brackets(
     pairs: Iterable[tuple[Tree, Tree]], max_length: int | None = None
 ) -> BracketScores:
-    """Score pairs of a reference and a proposed tree, with up to `max_length` words if given."""
+    """Score pairs of a reference and a proposed tree, with up to `max_length` words if given.
+
+    Skip proposed trees that have no words except punctuation.
+    """
     totals = Counter[str]()
     for reference, proposed in pairs:
         length = sum(tag != EMPTY_ELEMENT for tag in reference.tags)

@@ -142,8 +142,9 @@ def compound_bleu(
 ) -> float | None:
     """Return BLEU computed as in the paper, which uses Tensor2Tensor's `get_ende_bleu.sh`.
 
-    The text is tokenized by Moses, except with the tokenizer "none", and split at hyphens. As in
-    `multi-bleu.perl`, there is no smoothing. Return None for languages without such compounds.
+    Moses replaces Unicode punctuation and tokenizes the text, except with the tokenizer "none". The
+    text is then split at hyphens. As in `multi-bleu.perl`, there is no smoothing. Return None if
+    `tokenizer` splits text into characters or is for a language without hyphenated compounds.
     """
     if tokenizer not in ("13a", "intl", "none"):
         return None

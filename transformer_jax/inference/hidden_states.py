@@ -31,7 +31,8 @@ class HiddenStates:
     encoder: Float[np.ndarray, "encoder_state S D"]
     """The vectors at the position of each of `source_tokens`."""
     decoder: Float[np.ndarray, "decoder_state T D"]
-    """The vectors from which the decoder predicts each of `target_tokens`."""
+    """The vectors from which the decoder predicts each of `target_tokens`. At the same position,
+    the decoder reads the previous target token."""
     source_tokens: tuple[str, ...]
     """The source tokens, ending in `<EOS>`. "▁" marks the start of a word, as in SentencePiece."""
     target_tokens: tuple[str, ...]

@@ -187,9 +187,9 @@ def welch_interval(
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     """Compare a row's difference from the first row with the same difference in the paper.
 
-    A paper's difference within the margin claims equivalence, and a larger one only a sign.
-    Equivalence is "out of reach" if the interval is wider than the margin on both sides of zero.
-    Without an `interval`, the verdict is "inconclusive".
+    If the paper's difference is within the margin, test for equivalence. Otherwise, test the sign.
+    Equivalence is "out of reach" if the interval is at least twice as wide as the margin and is not
+    entirely outside ± `margin`. Without an `interval`, the verdict is "inconclusive".
     """
     if interval is None:
         return "inconclusive"

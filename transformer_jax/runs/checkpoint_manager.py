@@ -180,8 +180,9 @@ class CheckpointManager:
         """Start writing JSON metadata and trees of arrays, after `prepare_save`.
 
         The caller may then donate the arrays or, if `awaits_score` is true, only after
-        `record_score`, before which no checkpoint is deleted. The next call of most methods raises
-        the error of a failed write. The scores are None if the step is not scheduled.
+        `record_score`, before which no checkpoint is deleted. The next call of `wait`,
+        `prepare_save`, `restore`, or `discard` raises the error of a failed write. The scores are
+        None if the step is not scheduled.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)

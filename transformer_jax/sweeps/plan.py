@@ -115,7 +115,7 @@ class Sweep:
     origins: Sequence[Origin] = ()
     """The commands that planned the sweep."""
     tuning: Tuning | None = None
-    """The field whose value is chosen for each row, which `rows` does not reflect."""
+    """The field whose value is chosen per row. `rows` contains the configs before the choice."""
 
     @property
     def trials(self) -> list[SweepRun]:

@@ -116,8 +116,8 @@ def write_status(
 ) -> None:
     """Write a run's status; `RunStatus` describes the fields.
 
-    `phase` and `finished` default to the stored values, `job` to this process's job, and `process`,
-    whose status it is, to this process.
+    `phase` and `finished` default to the stored values, and `job` to this process's job. `process`
+    is the ID of the run's worker process, by default this process.
     """
     process = os.getpid() if process is None else process
     changes = {"phase": phase, "finished": finished}

@@ -21,7 +21,8 @@ class DueActions(NamedTuple):
 
     report: bool
     evaluate: bool
-    """Whether to save and evaluate, or only to save if `interrupt` is true."""
+    """Whether to compute the perplexity on the development set. If true, `save` is also true. If
+    `interrupt` is true, the resumed run evaluates the checkpoint instead."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool

@@ -12,7 +12,7 @@ from transformer_jax.training.sharding import DataParallel
 from transformer_jax.training.step import StepMetrics, TrainState, TrainStep
 
 Shape = tuple[int, ...]
-"""The shape of this process's rows: any number of runs, rows, source length, target length."""
+"""The number of runs (only if a step trains several), rows, source length, and target length."""
 # On a GPU, this many shapes are compiled at the same time. XLA uses several cores for each shape.
 MAX_CONCURRENT = 4
 

@@ -31,7 +31,8 @@ class Selection:
     heads: Collection[SupportsIndex] | None = None
     """The indices of the heads to show (such as a list or a NumPy array), or None for all heads."""
     position: SupportsIndex | None = None
-    """The query token whose attention to show, or to highlight in the alignment view."""
+    """If given, show only the attention of the query token at this position. The alignment view
+    shows all tokens and highlights this one."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("kind", self.kind, Kind), ("view", self.view, View)):
