@@ -153,7 +153,7 @@ def refresh(folder: Path) -> None:
     not changed.
     """
     url = find_url(folder)
-    assert url is not None  # noqa: S101 (the only caller passes a local copy)
+    assert url is not None  # noqa: S101 (all callers pass a local copy)
     with exclusive_refresh():
         live = list(live_paths())
         if not any(folder.is_relative_to(other) for other in live):

@@ -36,13 +36,16 @@ def lease_seconds() -> float:
 class Lease:
     """A context manager that holds the lease of a run. The caller calls `renew` periodically."""
 
-    def __init__(self, url: str, machine: str) -> None:
+    def __init__(self, url: str, machine: str, *, waits: bool = False) -> None:
         """Store the arguments.
 
-        `machine` identifies a machine on which no other process is training the run. Thus, a lease
-        that an earlier process on this machine left behind has no holder.
+        Args:
+            url: the folder in the bucket.
+            machine: identifies a machine on which no other process uses the folder. Thus, a lease
+                that an earlier process on this machine left behind has no holder.
+            waits: wait for a holder that renews its lease, instead of raising a UsageError.
         """
-        self._bucket, self._machine = Bucket(f"{url}/{FOLDER}"), machine
+        self._bucket, self._machine, self._waits = Bucket(f"{url}/{FOLDER}"), machine, waits
         self._url, self._token = url, secrets.token_hex(8)
         self._number = 0
         self._renewals = 0
@@ -51,8 +54,19 @@ class Lease:
         """Acquire the lease.
 
         Raises:
-            UsageError: another process holds the lease.
+            UsageError: another process holds the lease, and this one does not wait.
         """
+        while not self._acquire():
+            if not self._waits:
+                raise UsageError(
+                    f"{self._url} is being used by a process that has just started: run the "
+                    "command again"
+                )
+        self._delete_before(self._number)
+        return self
+
+    def _acquire(self) -> bool:
+        """Create the next lease. Return False if another process created it at the same time."""
         latest = max(self._numbers(), default=0)
         if latest:
             self._wait_for_holder(latest)
@@ -60,19 +74,13 @@ class Lease:
         # If the response to the first attempt was lost, this process created the existing lease.
         with contextlib.suppress(PreconditionError):
             self._write(is_new=True)
-        if self._read(self._number).get("token") != self._token:
-            raise UsageError(
-                f"{self._url} is being used by a process that has just started: run the command "
-                "again"
-            )
-        self._delete_before(self._number)
-        return self
+        return self._read(self._number).get("token") == self._token
 
     def renew(self) -> None:
         """Extend the lease. Raise a StorageError if another process has taken it."""
         if max(self._numbers(), default=self._number) > self._number:
             raise StorageError(
-                f"{self._url} is being trained by another process, because this one did not renew "
+                f"{self._url} is being used by another process, because this one did not renew "
                 f"its lease for {lease_seconds():.0f} s; the run contains only what was uploaded"
             )
         self._renewals += 1
@@ -104,8 +112,10 @@ class Lease:
             now = self._read(number)
             if now.get("released") or not now:
                 return
-            if now != first:
+            if now != first and not self._waits:
                 raise UsageError(f"{self._url} is being trained by {holder}")
+            if now != first:
+                first, deadline = now, time.monotonic() + seconds
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._bucket.list())

@@ -44,10 +44,12 @@ def training(folder: Path) -> Iterator[None]:
             if not try_lock(lock):
                 message = f"{folder} is being trained by another process on this machine"
                 raise UsageError(message)
+            # Other processes are uploading these files.
+            live = [x for x in live_paths() if x != folder and x.is_relative_to(folder)]
             mark_live(lock, [folder])
         with Lease(url, machine()) as held:
             copy = Copy(folder, Bucket(url), state_file(folder, "json"))
-            copy.download()
+            copy.download(live)
             _sessions[folder] = session = _Session(copy, held)
             try:
                 with session:
@@ -71,8 +73,10 @@ def planning(folder: Path) -> Iterator[None]:
         yield
         return
     # All processes on this machine can take over its lease, so they also need a lock.
-    with exclusive(state_file(folder, "plan")), Lease(url, machine()):
+    with exclusive(state_file(folder, "plan")), Lease(url, machine(), waits=True) as held:
         refresh(folder)
+        # If the refresh took longer than a lease is valid, another machine may plan now.
+        held.renew()
         yield
 
 

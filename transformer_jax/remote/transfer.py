@@ -131,15 +131,20 @@ class Copy:
             stored[name] = [entry.version, *stamp]
 
     def _remove_others(self, entries: Mapping[str, Entry], skipped: tuple[str, ...]) -> None:
-        """Remove local files that are not in the bucket, and folders without files."""
+        """Remove local files that are not in the bucket, and folders without files.
+
+        Keep the folders of the skipped files, which another process may have created just now.
+        """
+        kept = {x for name in skipped for x in (self.folder / name, *(self.folder / name).parents)}
         if not entries and not skipped:
             shutil.rmtree(self.folder, ignore_errors=True)
         for name in list(list_files(self.folder)):
             if name not in entries and not f"{name}/".startswith(skipped):
                 (self.folder / name).unlink(missing_ok=True)
         for parent, _, _ in os.walk(self.folder, topdown=False):
-            with contextlib.suppress(OSError):
-                Path(parent).rmdir()
+            if Path(parent) not in kept:
+                with contextlib.suppress(OSError):
+                    Path(parent).rmdir()
 
 
 def download_checkpoint(checkpoint: Path, bucket: Bucket) -> None:

@@ -197,6 +197,11 @@ def test_an_evaluation_is_published_with_its_scores_last(
         (folder / name).write_text(name)
     publish(folder)
     assert "scores.json" in server.weather.writes[-1]
+    # A process that starts training meanwhile does not delete files that are not in the bucket yet.
+    with uploading(folder, ["more.txt"]):
+        (folder / "more.txt").write_text("more")
+        with training(local_path(url)):
+            assert (folder / "more.txt").exists()
     move(monkeypatch, tmp_path / "other")
     assert (local_path(url) / "evaluations" / "dev" / "z.txt").read_text() == "z.txt"
 
@@ -218,11 +223,12 @@ def test_files_of_a_sweep_are_uploaded_one_by_one_and_fetched_without_the_others
     # A row can have any name.
     folder, names = local_path(url), ["sweep.json", "lease/seed-0.json"]
     with uploading(folder, names):
+        # Meanwhile, other processes on this machine can read the sweep. They do not delete folders
+        # and files that are not in the bucket yet.
         (folder / "lease").mkdir(parents=True)
+        local_path(url)
         for name in (*names, "lease/seed-0.log"):
             (folder / name).write_text(name)
-        # Meanwhile, other processes on this machine can read the sweep. They do not delete files
-        # that are not in the bucket yet.
         local_path(url)
     # A refresh keeps the logs, which are not in the bucket.
     assert sorted(x.name for x in local_path(url).rglob("*.*")) == [

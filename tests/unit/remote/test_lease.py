@@ -34,7 +34,7 @@ def test_a_lease_that_is_not_renewed_can_be_acquired_and_then_belongs_to_one(
     lost = Lease(url, "a").__enter__()
     with pytest.warns(Note, match="waiting up to 1 s"):
         lease = Lease(url, "b").__enter__()
-    with pytest.raises(StorageError, match="being trained by another process"):
+    with pytest.raises(StorageError, match="being used by another process"):
         lost.renew()
     lease.renew()
 
@@ -57,3 +57,19 @@ def test_of_two_processes_that_start_together_one_gets_the_lease(
     with pytest.raises(UsageError, match="by a process that has just started"):
         second.__enter__()
     first.renew()
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_process_that_waits_gets_the_lease_after_the_others(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Lease(server.url("run"), machine, waits=True) for machine in "ab")
+    outdated, numbers = [list[int]()], second._numbers
+    monkeypatch.setattr(second, "_numbers", lambda: outdated.pop() if outdated else numbers())
+    first.__enter__()
+    # The first process renews its lease once, and then releases it.
+    actions = iter([first.renew, lambda: first.__exit__(None, None, None)])
+    monkeypatch.setattr("time.sleep", lambda _: next(actions)())
+    with pytest.warns(Note, match="waiting up to 1 s"), second:
+        second.renew()
+    assert next(actions, None) is None
