@@ -7,7 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from transformer_jax.config import Config
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.inference.history import (
     SCORE_NAMES,
     metrics_table,
@@ -79,6 +79,6 @@ def _scores(folder: RunFolder) -> str:
 def _history(folder: RunFolder) -> str:
     try:
         picture = plot_metrics({folder.path.name: [metrics_table(folder.path)]})
-    except UsageError:
+    except (StorageError, UsageError):
         return "<p>no metrics</p>"
     return f'<div style="overflow-x:auto">{picture.svg[picture.svg.index("<svg") :]}</div>'

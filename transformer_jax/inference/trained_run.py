@@ -111,6 +111,10 @@ class Run:
 
         The keys are "step" and names such as "train/loss" and "dev/perplexity". Each row contains
         only the metrics that were reported at its step. A packaged model does not contain metrics.
+
+        Raises:
+            StorageError: the run's folder does not exist, for example because a relative path
+                loaded the run, and the working directory has changed.
         """
         return metrics_table(self.folder.path)
 

@@ -73,6 +73,10 @@ def test_a_run_shows_its_metrics_as_a_table_a_picture_and_a_summary(run: Run, co
     assert f"step 8, {run.num_parameters:,} parameters" in page
     assert "dev/perplexity" in page
     assert run.metrics == []
+    shutil.rmtree(copy)
+    assert "no metrics" in copied._repr_html_()
+    with pytest.raises(StorageError, match="it was moved or deleted, or the working directory"):
+        _ = copied.metrics
 
 
 def test_an_average_is_loaded_on_request(run: Run) -> None:
