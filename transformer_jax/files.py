@@ -316,15 +316,23 @@ def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choos
                 raise StorageError(f"{path} cannot be created: {parent} is not writable")
             return
     # Resolve paths such as "." and "..", because they have no name to append a number to.
-    other = find_free_path(path if path.name not in ("", "..") else path.resolve())
+    named = path if path.name not in ("", "..") else path.resolve()
+    other = find_free_path(named, is_folder=True)
     raise UsageError(
         f"{path} already exists: {advise(path)} with `", Setting("out", str(other)), "`"
     )
 
 
 def find_free_path(
-    path: Path, is_free: Callable[[Path], bool] = lambda path: not path.exists()
+    path: Path,
+    is_free: Callable[[Path], bool] = lambda path: not path.exists(),
+    *,
+    is_folder: bool = False,
 ) -> Path:
-    """Return the path or, if it is not free, the first free one among NAME-2, NAME-3, and so on."""
-    others = (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2))
+    """Return the path or, if it is not free, the first free one among NAME-2, NAME-3, and so on.
+
+    The number precedes the suffix of a file. A folder such as `lr-0.5` has no suffix.
+    """
+    stem, suffix = (path.name, "") if is_folder else (path.stem, path.suffix)
+    others = (path.with_name(f"{stem}-{count}{suffix}") for count in itertools.count(2))
     return next(other for other in itertools.chain([path], others) if is_free(other))

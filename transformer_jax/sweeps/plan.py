@@ -271,7 +271,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = N
             and all(stored.rows[x].config == configs[x] for x in stored.rows.keys() & configs)
         )
 
-    return find_free_path(path, accepts)
+    return find_free_path(path, accepts, is_folder=True)
 
 
 def _is_free(path: Path) -> bool:

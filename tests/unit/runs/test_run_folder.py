@@ -114,14 +114,14 @@ def test_a_run_is_never_overwritten(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_path_that_is_not_a_run_is_never_overwritten(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine"
+    path = tmp_path / "lr-0.5"
     if kind == "folder":
         path.mkdir()
     (path / "notes" if kind == "folder" else path).write_text("mine")
     before = files(tmp_path)
     with pytest.raises(UsageError) as caught:
         create(path)
-    assert f"--out {tmp_path / 'mine-2'}" in format_for_shell(caught.value)
+    assert f"--out {tmp_path / 'lr-0.5-2'}" in format_for_shell(caught.value)
     assert "resume" not in str(caught.value)
     assert files(tmp_path) == before
 

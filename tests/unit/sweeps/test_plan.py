@@ -182,17 +182,17 @@ def test_rows_that_two_machines_add_at_once_to_a_sweep_in_a_bucket_are_all_kept(
 
 
 def test_sweeps_with_other_configs_get_other_folders(tmp_path: Path) -> None:
-    path = tmp_path / "s"
+    path = tmp_path / "v1.5"
     small = {name: Row(row.config.change(model={"d_ff": 16})) for name, row in ROWS.items()}
     first = {"base": ROWS["base"]}
     assert choose_folder(path, first) == path
     plan_sweep(path, first, 1).store()
     # Rows can be added to a sweep if its existing rows keep their configs.
     assert choose_folder(path, ROWS) == path
-    assert choose_folder(path, small) == tmp_path / "s-2"
-    plan_sweep(tmp_path / "s-2", small, 1).store()
-    assert choose_folder(path, small) == tmp_path / "s-2"
-    assert choose_folder(path, {"wide": ROWS["wide"]}) == tmp_path / "s-3"
+    assert choose_folder(path, small) == tmp_path / "v1.5-2"
+    plan_sweep(tmp_path / "v1.5-2", small, 1).store()
+    assert choose_folder(path, small) == tmp_path / "v1.5-2"
+    assert choose_folder(path, {"wide": ROWS["wide"]}) == tmp_path / "v1.5-3"
 
 
 def test_a_plan_records_each_command_that_made_it_once(tmp_path: Path) -> None:
