@@ -32,8 +32,10 @@ from transformer_jax.files import (
     read_limited,
     write_json,
 )
+from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.remote.copies import uploading
+from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 
 
@@ -98,7 +100,8 @@ def find_result(
 ) -> JsonObject | None:
     """Return the stored result of an evaluation with these settings, or None if there is none.
 
-    The settings include `data.bleu_tokenizer`, which a resumed run may change.
+    The settings include `data.bleu_tokenizer`, which a resumed run may change. A result that lacks
+    a score or `by_length`, for example after a change by hand, is ignored.
     """
     settings = {
         "split": split,
@@ -118,7 +121,8 @@ def find_result(
         return None
     tokenizer = choose_tokenizer(bleu_tokenizer(folder.config.data), references)
     settings["bleu_signature"] = bleu_signature(tokenizer)
-    return result if settings.items() <= result.items() else None
+    is_complete = "by_length" in result and all(is_number(result.get(x)) for x in SCORE_NAMES)
+    return result if is_complete and settings.items() <= result.items() else None
 
 
 def folder_name(result: JsonObject) -> str:

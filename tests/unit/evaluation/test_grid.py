@@ -180,16 +180,19 @@ def test_bleu_with_another_tokenizer_is_not_reused(
     assert find_result(other, "dev", [8], decode) is None
 
 
-@pytest.mark.parametrize("name", ["perplexity", "bleu", "chrf", "size"])
-def test_a_stored_result_in_another_format_is_not_reused(
-    run: RunFolder, results: list[JsonObject], tmp_path: Path, name: str
+def test_a_stored_result_that_is_damaged_or_lacks_a_score_is_not_reused(
+    run: RunFolder, results: list[JsonObject], tmp_path: Path
 ) -> None:
     copy = RunFolder.open(Path(shutil.copytree(run.path, tmp_path / "run")))
-    stored = results[0] | {name: "x" * (MAX_JSON_BYTES if name == "size" else 1)}
-    path = copy.path / "evaluations" / folder_name(stored) / "scores.json"
+    result = results[0]
+    path = copy.path / "evaluations" / folder_name(result) / "scores.json"
     assert path.exists()
-    path.write_text(json.dumps(stored))
-    assert find_result(copy, "dev", [8], DecodeConfig(**stored["decode"])) is None
+    scores = ("perplexity", "bleu", "chrf")
+    damaged = [result | {"x": "x" * MAX_JSON_BYTES}, *(result | {x: "1"} for x in scores)]
+    damaged += [{k: v for k, v in result.items() if k != x} for x in (*scores, "by_length")]
+    for stored in damaged:
+        path.write_text(json.dumps(stored))
+        assert find_result(copy, "dev", [8], DecodeConfig(**result["decode"])) is None
 
 
 def test_a_checkpoint_that_training_deletes_during_a_grid_is_not_called_damaged(
