@@ -126,10 +126,11 @@ class PlainConsole(Console):
         """Forget a failure, so that the next command in this process prints again."""
         self.failure = None
         if self._lost is not None:
-            # Discard what could not be written.
-            super()._check_buffer()
-            self.file.flush()
-            os.dup2(self._lost, self.file.fileno())
+            if not self.file.closed:
+                # Discard what could not be written.
+                super()._check_buffer()
+                self.file.flush()
+                os.dup2(self._lost, self.file.fileno())
             os.close(self._lost)
             self.quiet, self._lost = False, None
 
@@ -201,11 +202,11 @@ def hide_late_errors() -> None:
 
 def _prepare_streams() -> None:
     """Make sure that any text can be printed to the standard streams."""
-    # If the shell closed a stream, as with `<&-`, Python sets the stream to None. Without a
-    # replacement, the next file that the process opens would get the stream's file descriptor, and
-    # libraries would print to that file.
+    # If the shell closed a stream, as with `<&-`, Python sets the stream to None. `run_and_report`
+    # closes stderr after a broken pipe. Without a replacement, the next file that the process opens
+    # would get the stream's file descriptor, and libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        if getattr(sys, name) is None or getattr(sys, name).closed:
             # Escape characters that the encoding cannot represent, as Python's own stderr does.
             errors = "backslashreplace"
             null = Path(os.devnull)

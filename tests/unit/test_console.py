@@ -158,6 +158,25 @@ def test_a_closed_pipe_ends_a_command_quietly(
     assert capsys.readouterr().err == ""
 
 
+def test_a_closed_pipe_ends_a_command_quietly_even_if_messages_are_already_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        console.stderr.print("a message")
+        raise BrokenPipeError
+
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(console.sys, "stderr", full)
+        assert run_and_report(fail) == 1
+    # A later command in this process has an open stream.
+    assert run_and_report(lambda: console.stderr.print("a message")) == 0
+    sys.stderr.close()
+    out = io.StringIO()
+    monkeypatch.setattr(console.sys, "stderr", out)
+    assert run_and_report(lambda: console.stderr.print("another message")) == 0
+    assert out.getvalue() == "another message\n"
+
+
 def test_a_command_continues_if_the_reader_of_its_output_exits() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
