@@ -74,6 +74,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("train", "tiny", "-x"): "unknown option -x",
     ("train", "tiny", "--train.steps"): "--train.steps needs a value",
     ("train", "tiny", "--out", ""): "--out needs a value\n",
+    ("train", "tiny", "--init_from", ""): "--init-from needs a value\n",
+    ("train", "tiny", "--init_from="): "--init-from needs a value\n",
     ("evaluate", "runs/x", "--baseline="): "--baseline needs a value\n",
     ("sweep", "table3", "--rows", "--seeds", "1"): "--rows needs a value",
     ("sweep", "heads", "--grid", "model.d_k=8,16"): "--grid needs a config with one row, such as",

@@ -68,7 +68,7 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         if getattr(command, key) == () and option in given_options(words):
             raise UsageError(f"{option} needs a value")
         # In a script, a variable may be empty, and an empty path would mean the working directory.
-        given = zip(words, [*words[1:], None], strict=False)
+        given = zip((x.replace("_", "-") for x in words), [*words[1:], None], strict=False)
         if key in paths and any(x == f"{option}=" or (x, y) == (option, "") for x, y in given):
             raise UsageError(f"{option} needs a value")
     return command
