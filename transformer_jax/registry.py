@@ -108,9 +108,11 @@ def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
         raise ConfigError(f"{field} {name!r} is already registered by {place}: choose another name")
 
     def add(value: T) -> T:
-        # Flax modules are dataclasses.
-        fields = getattr(value, "__dataclass_fields__", None) if isinstance(value, type) else None
-        if field.startswith("model.") and fields is not None and "config" not in fields:
+        # Flax modules are dataclasses. If Flax is not imported yet, the part is not a module.
+        linen = sys.modules.get("flax.linen")
+        is_module = linen and isinstance(value, type) and issubclass(value, linen.Module)
+        fields = getattr(value, "__dataclass_fields__", {})
+        if field.startswith("model.") and is_module and "config" not in fields:
             raise ConfigError(
                 f"the class of {field} {name!r} has no field named config: add "
                 "`config: transformer_jax.ModelConfig`"

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,15 @@ def test_a_module_without_a_config_is_rejected_when_it_is_registered() -> None:
 
     with pytest.raises(ConfigError, match=r"^the class of model.norm 'plain' has no field named c"):
         transformer_jax.register("model.norm", "plain")(Plain)
+
+
+def test_a_dataclass_that_is_not_a_module_needs_no_config() -> None:
+    @transformer_jax.register("model.activation", "scaled_square")
+    @dataclass(frozen=True)
+    class ScaledSquare:
+        scale: float = 2.0
+
+    assert registry.Registry[type]("model.activation")["scaled_square"] is ScaledSquare
 
 
 SWEEP_FILE = """
