@@ -73,8 +73,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest tests first, so that they overlap with other tests."""
-    items.sort(key=lambda item: not item.name.startswith("test_the_commands_of_a_page"))
+    """Run the slowest tests first, on all workers, so that they overlap with other tests.
+
+    `--dist worksteal` initially gives each worker a contiguous part of the tests.
+    """
+    is_page = [item.name.startswith("test_the_commands_of_a_page") for item in items]
+    pages = [item for item, chosen in zip(items, is_page, strict=True) if chosen]
+    others = [item for item, chosen in zip(items, is_page, strict=True) if not chosen]
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    # The first page takes about as long as all others together, so a worker runs no other page.
+    count = num_workers - 1
+    parts = [pages[:1], *(pages[1 + part :: count] for part in range(count))] if count else [pages]
+    ordered: list[pytest.Item] = []
+    for part, remaining in zip(parts, range(num_workers, 0, -1), strict=True):
+        size = (len(items) - len(ordered)) // remaining
+        num_others = max(0, size - len(part))
+        ordered += [*part, *others[:num_others]]
+        del others[:num_others]
+    items[:] = [*ordered, *others]
 
 
 @pytest.fixture(autouse=True)
