@@ -206,7 +206,7 @@ def _prepare_streams() -> None:
     # closes stderr after a broken pipe. Without a replacement, the next file that the process opens
     # would get the stream's file descriptor, and libraries would print to that file.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None or getattr(sys, name).closed:
+        if getattr(sys, name) is None or (name == "stderr" and sys.stderr.closed):
             # Escape characters that the encoding cannot represent, as Python's own stderr does.
             errors = "backslashreplace"
             null = Path(os.devnull)
