@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from example_configs import SMALL, metrics_of
 
 import transformer_jax as tj
+from transformer_jax.analysis.head_importance import mask_heads
 from transformer_jax.api import read_rows
 from transformer_jax.config.loading import import_file
 from transformer_jax.files import read_json, write_json
@@ -151,9 +153,10 @@ def test_public_functions_name_a_wrong_argument_in_one_line(
             CONFIG, path, callback=wrong
         ),
         "configs must be a string or a list of strings or a dictionary (a string and a Config or a "
-        "Row), got an object of type dict": lambda: tj.sweep({"a": wrong}, path),
+        "Row), got 5 at configs['a']": lambda: tj.sweep({"a": wrong}, path),
         "rows must be a list of strings or None, got 'a'": lambda: tj.sweep("tiny", path, rows="a"),
-        "tune must be a pair or None, got an object of type tuple": lambda: tj.sweep(
+        "tune must be a pair (a string and a list (True or False or an integer or a number or a "
+        "string or None)) or None, got 5 at tune[1]": lambda: tj.sweep(
             "tiny", path, tune=("model.d_k", wrong)
         ),
         "a sweep needs at least one row": lambda: tj.sweep({}, path),
@@ -168,7 +171,16 @@ def test_public_functions_name_a_wrong_argument_in_one_line(
             lambda: run.translate(["one"], num_best=2)
         ),
         "lines must be a list of strings, got 'one'": lambda: run.translate("one"),
-        "runs must be a list (a Run), got an object of type list": lambda: tj.ensemble([wrong]),
+        "split must be 'dev' or 'test' or None, got an object of type ndarray": (
+            lambda: run.evaluate(cast("Any", np.array(["dev", "test"])))
+        ),
+        "model.dtype must be one of 'float32', 'bfloat16', 'float64', got array(['a', 'b'], "
+        "dtype='<U1')": lambda: CONFIG.change(model={"dtype": np.array(["a", "b"])}),
+        "heads must be a list of integers or None, got 1.5 at heads[0]": (
+            lambda: run.align(["one"], ["eins"], heads=cast("Any", [1.5]))
+        ),
+        "mask must be an array of shape (3, L, H), got 5": lambda: mask_heads(run.params, wrong),
+        "runs must be a list of Runs, got 5 at runs[0]": lambda: tj.ensemble([wrong]),
         "gold must be a list of strings, got 5": lambda: tj.alignment_error_rate(["0-0"], wrong),
         "model must be a dictionary of fields, got 5": lambda: CONFIG.change(model=wrong),
     }

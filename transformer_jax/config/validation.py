@@ -18,7 +18,7 @@ import numbers
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
@@ -213,7 +213,7 @@ def part_fields(cls: type) -> dict[str, PartName]:
 def _check_type(field: str, field_type: TypeForm, value: object) -> None:
     if typing.get_origin(field_type) is Literal:
         choices = typing.get_args(field_type)
-        if value not in choices:
+        if not _is_choice(value, choices):
             hint = did_you_mean(value, choices) if isinstance(value, str) else ""
             words = ", ".join(map(repr, choices))
             raise ConfigError.from_field(field, f"one of {words}", value, hint)
@@ -250,10 +250,10 @@ WORDS: dict[TypeForm, str] = {
     Path: "a path",
     types.NoneType: "None",
     dict: "a dictionary",
-    tuple: "a pair",
     collections.abc.Callable: "a function",
+    typing.SupportsIndex: "an integer",
 }
-LISTS: tuple[type, ...] = (list, tuple)
+LIST_FORMS = (collections.abc.Sequence, Iterable, collections.abc.Collection)
 NOT_LISTS: tuple[type, ...] = (str, bytes, Mapping)
 
 
@@ -277,8 +277,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             parameter = signature.parameters[key]
             is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if is_named and not _fits(parameter.annotation, value):
-                is_short = isinstance(value, str | bytes | float | int | None)
-                shown = repr(value) if is_short else f"an object of type {type(value).__name__}"
+                place, wrong = _find_wrong(parameter.annotation, value, key)
+                is_short = isinstance(wrong, str | bytes | float | int | None)
+                shown = repr(wrong) if is_short else f"an object of type {type(wrong).__name__}"
+                shown += f" at {place}" if place != key else ""
                 raise UsageError(f"{key} must be {_describe(parameter.annotation)}, got {shown}")
         return function(*args, **kwargs)
 
@@ -291,7 +293,7 @@ def _fits(form: TypeForm, value: object) -> bool:
     if origin in (types.UnionType, typing.Union):
         return any(_fits(option, value) for option in options)
     if origin is Literal:
-        return value in options
+        return _is_choice(value, options)
     if form in (int, float):
         kind = numbers.Integral if form is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
@@ -299,30 +301,58 @@ def _fits(form: TypeForm, value: object) -> bool:
         return True
     if hasattr(origin, "array_type"):
         return isinstance(value, origin.array_type)
-    if origin in (collections.abc.Sequence, Iterable, collections.abc.Collection):
-        if not isinstance(value, Iterable) or isinstance(value, NOT_LISTS):
-            return False
-        is_checked = isinstance(value, LISTS) and options != (str,)
-        return not is_checked or all(_fits(options[0], item) for item in value)
-    if origin is tuple:
-        items = list(value) if isinstance(value, Iterable) and isinstance(value, LISTS) else []
-        return len(items) == len(options) and all(map(_fits, options, items))
-    if origin is collections.abc.Mapping and isinstance(value, Mapping) and options:
-        return all(_fits(options[0], k) and _fits(options[1], v) for k, v in value.items())
-    return isinstance(value, origin)
+    if origin in LIST_FORMS:
+        is_container = isinstance(value, Iterable) and not isinstance(value, NOT_LISTS)
+    elif origin is tuple:
+        is_container = isinstance(value, (list, tuple)) and len(value) == len(options)
+    else:
+        is_container = isinstance(value, origin)
+    return is_container and all(_fits(part, item) for _, part, item in _items(form, value))
+
+
+def _is_choice(value: object, choices: Iterable[object]) -> bool:
+    """Return whether a value, which can be an array, is one of the choices."""
+    return any(isinstance(value, type(x)) and value == x for x in choices)
+
+
+def _items(form: TypeForm, value: object) -> Iterator[tuple[object, TypeForm, object]]:
+    """Yield the key, the allowed type, and the value of each item whose type is checked."""
+    origin, options = typing.get_origin(form) or form, typing.get_args(form)
+    if origin in LIST_FORMS and isinstance(value, (list, tuple)) and options != (str,):
+        yield from ((index, options[0], item) for index, item in enumerate(value))
+    elif origin is tuple and isinstance(value, (list, tuple)):
+        yield from zip(range(len(value)), options, value, strict=False)
+    elif origin is Mapping and isinstance(value, Mapping) and options:
+        for key, item in value.items():
+            yield from ((key, options[0], key), (key, options[1], item))
+
+
+def _find_wrong(form: TypeForm, value: object, name: str) -> tuple[str, object]:
+    """Return the name and the value of the innermost item that has a wrong type."""
+    is_union = isinstance(form, types.UnionType) or typing.get_origin(form) is typing.Union
+    for option in typing.get_args(form) if is_union else (form,):
+        for key, part, item in _items(option, value):
+            if not _fits(part, item):
+                return _find_wrong(part, item, f"{name}[{key!r}]")
+    return name, value
 
 
 def _describe(form: TypeForm) -> str:
     """Return words for the types that an annotation allows."""
     origin, options = typing.get_origin(form) or form, typing.get_args(form)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_describe, options))
+        return " or ".join(dict.fromkeys(map(_describe, options)))
     if origin is Literal:
         return " or ".join(map(repr, options))
-    if origin in (collections.abc.Sequence, Iterable, collections.abc.Collection):
-        return "a list of strings" if options == (str,) else f"a list ({_describe(options[0])})"
-    if origin is collections.abc.Mapping and options:
-        return f"a dictionary ({' and '.join(map(_describe, options))})"
+    words = map(_describe, options)
+    if origin in LIST_FORMS:
+        [item] = words
+        is_noun = isinstance(options[0], type) and not typing.get_args(options[0])
+        return f"a list of {item.split()[-1]}s" if is_noun else f"a list ({item})"
+    if origin is Mapping and options:
+        return f"a dictionary ({' and '.join(words)})"
+    if origin is tuple:
+        return f"a pair ({' and '.join(words)})"
     if hasattr(origin, "array_type"):
-        return f"an array ({origin.__name__})"
+        return f"an array of shape ({', '.join(origin.dim_str.split())})"
     return WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"
