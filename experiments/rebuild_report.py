@@ -90,7 +90,11 @@ def rebuild(folder: Path) -> None:
     """Replace the tables and the figure of differences in a report's folder."""
     with tempfile.TemporaryDirectory() as temporary:
         # The report's title and notes contain the sweep's name.
-        report = write_report(collect_stored(folder, Path(temporary) / folder.name))
+        results = collect_stored(folder, Path(temporary) / folder.name)
+        # The archive does not contain the runs' metrics, so their folders are empty.
+        for run in results.sweep.runs:
+            run.path.mkdir(parents=True)
+        report = write_report(results)
         table = report / "table.md"
         text = table.read_text("utf-8").replace(f"- {STATISTICS}", f"- [{STATISTICS}]({LINK})")
         table.write_text(text, "utf-8")

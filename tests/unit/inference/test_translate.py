@@ -129,7 +129,7 @@ def test_a_line_that_is_too_long_is_an_error_with_its_number(run: Run, lines: li
 
 
 def test_a_single_string_is_not_a_list_of_lines(run: Run) -> None:
-    with pytest.raises(UsageError, match="needs a list of lines, not a single string"):
+    with pytest.raises(UsageError, match="lines must be a list of strings, got 'one'"):
         run.translate("one")
 
 

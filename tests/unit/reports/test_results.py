@@ -195,7 +195,7 @@ def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:
     shutil.rmtree(dev_sweep.find("base/seed-1").path / "evaluations")
     base = collect(dev_sweep).rows["base"]
     assert len(base.scores["perplexity"]) == 2
-    assert base.missing == {"base/seed-1": "has no scores"}
+    assert base.missing == {"base/seed-1": "queued: its scores were deleted"}
 
 
 def test_a_sweep_without_a_finished_run_has_no_results(tmp_path: Path) -> None:
