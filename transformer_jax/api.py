@@ -24,7 +24,7 @@ from transformer_jax.inference.summary import html_table
 from transformer_jax.inference.trained_run import Run, load_folder, note_changed_files
 from transformer_jax.registry import describe_foreign
 from transformer_jax.remote.copies import find_url, local_path, publish
-from transformer_jax.remote.session import check_shared, commit, training
+from transformer_jax.remote.session import commit, is_training, training
 from transformer_jax.reports import tables
 from transformer_jax.reports.collect import collect_results, collect_runs, read_adhoc_statuses
 from transformer_jax.reports.footnotes import list_footnotes
@@ -114,16 +114,21 @@ def train_folder(
     # The primary process holds the lease of a run in a bucket.
     with training(path) if group.is_primary else contextlib.nullcontext():
         group.barrier()
-        if not group.is_primary:
-            check_shared(path)
-        quiet = quiet or not group.is_primary
-        source = None if init_from is None else local_path(init_from)
-        with contextlib.nullcontext() if quiet else progress_bar():
-            folder = _open_or_create(config, path, resume, source, quiet, group)
-        # The primary process stores the new config after every process has read the old one.
-        group.barrier()
-        console = Console(quiet=True) if quiet else stdout
-        return folder, run_training(folder, console, group, callback)
+        if group.all_true(group.is_primary or is_training(path)):
+            quiet = quiet or not group.is_primary
+            source = None if init_from is None else local_path(init_from)
+            with contextlib.nullcontext() if quiet else progress_bar():
+                folder = _open_or_create(config, path, resume, source, quiet, group)
+            # The primary process stores the new config after all processes have read the old one.
+            group.barrier()
+            console = Console(quiet=True) if quiet else stdout
+            return folder, run_training(folder, console, group, callback)
+    # An error in one process ends all processes, so first let the primary one release its lease.
+    group.barrier()
+    raise UsageError(
+        f"the processes that train {path} need one cache: set TRANSFORMER_JAX_CACHE to a folder on "
+        "a disk that all machines share"
+    )
 
 
 def _open_or_create(

@@ -38,8 +38,8 @@ HEARTBEAT_TIMEOUT_SECONDS = 60
 class ProcessGroup:
     """The processes that train one model together.
 
-    Every process must call `barrier`, `broadcast`, and `check_same_config` in the same order. If a
-    process fails, `FailurePropagation` ends the processes that are waiting for it.
+    Every process must call the methods in the same order. If a process fails, `FailurePropagation`
+    ends the processes that are waiting for it.
     """
 
     def __init__(self, count: int = 1, index: int = 0) -> None:
@@ -54,18 +54,22 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Wait until every process has called `barrier`."""
+        self.all_true(True)
+
+    def all_true(self, value: bool) -> bool:
+        """Wait until every process has called this, and return whether all values are true."""
         if self.count == 1:
-            return
+            return value
         # Only the primary process waits for each of the others, so that the number of requests is
         # proportional to the number of processes.
         key = f"transformer_jax/{next(self._calls)}"
         if not self.is_primary:
-            key_value_store().key_value_set(f"{key}/{self.index}", "here")
-            self._wait_for_value(key)
-            return
-        for index in range(1, self.count):
-            self._wait_for_value(f"{key}/{index}")
-        key_value_store().key_value_set(key, "all")
+            key_value_store().key_value_set(f"{key}/{self.index}", json.dumps(value))
+            return json.loads(self._wait_for_value(key))
+        others = [json.loads(self._wait_for_value(f"{key}/{i}")) for i in range(1, self.count)]
+        result = all([value, *others])
+        key_value_store().key_value_set(key, json.dumps(result))
+        return result
 
     def broadcast(self, value: T) -> T:
         """Return the primary process's value, which must be JSON-serializable, in all processes."""

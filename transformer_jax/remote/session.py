@@ -80,17 +80,15 @@ def planning(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_shared(folder: Path) -> None:
-    """Raise a UsageError if the process with the lease is on a machine with a different cache."""
-    if (url := find_url(folder)) is None:
-        return
+def is_training(folder: Path) -> bool:
+    """Return whether a process with the same cache is training a run; always true if it is local.
+
+    For a run in a bucket, each process of the run works on the files in this cache.
+    """
+    if find_url(folder) is None:
+        return True
     with exclusive_refresh():
-        is_shared = folder in set(live_paths())
-    if not is_shared:
-        raise UsageError(
-            f"the processes that train {url} need one cache: set TRANSFORMER_JAX_CACHE to a folder "
-            "on a disk that all machines share"
-        )
+        return folder in set(live_paths())
 
 
 def commit(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Test barriers, broadcasts, and votes across processes, which are simulated with threads."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +8,15 @@ from typing import Any, TypeVar
 
 import jax
 import pytest
+from bucket_servers import BucketServer
 from example_configs import SMALL
 
+from transformer_jax.api import train_folder
 from transformer_jax.distributed import processes
 from transformer_jax.distributed.processes import ProcessGroup, StepConsensus, Vote
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import UsageError, show_paths
+from transformer_jax.remote.buckets import Bucket
+from transformer_jax.remote.copies import local_path
 
 T = TypeVar("T")
 
@@ -74,6 +79,35 @@ def test_no_process_passes_a_barrier_before_the_last_one_arrives(
         return len(arrived)
 
     assert run_in_each(arrive, monkeypatch) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("value_of_2", [False, True])
+def test_all_processes_learn_whether_all_values_are_true(
+    value_of_2: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_in_each(lambda group: group.all_true(group.index < 2 or value_of_2), monkeypatch)
+    assert results == [value_of_2] * 3
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_processes_of_a_run_in_a_bucket_with_separate_caches_end_and_release_the_lease(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No process in the cache of process 1 holds a lease. Two runs in one cache simulate this.
+    urls = [server.url(f"runs/{index}") for index in range(2)]
+    paths = [local_path(url) for url in urls]
+
+    def train(group: ProcessGroup) -> str:
+        with pytest.raises(UsageError) as error:
+            train_folder(SMALL, paths[group.index], group=group)
+        # The first error would end the primary process, so the lease must be released by now.
+        lease = json.loads(Bucket(f"{urls[0]}/lease").read("1.json") or "{}")
+        assert lease["released"]
+        return show_paths(str(error.value))
+
+    start = "the processes that train {} need one cache: set TRANSFORMER_JAX_CACHE to a folder on"
+    for url, message in zip(urls, run_in_each(train, monkeypatch, count=2), strict=True):
+        assert message.startswith(start.format(url))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
