@@ -115,6 +115,7 @@ def test_a_run_records_how_many_runs_trained_in_its_program(
         assert read_json(path / "run.json").get("group", 1) == group
 
 
+@pytest.mark.slow
 def test_interrupted_runs_resume_together_or_alone(
     together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_interrupted_runs_resume_together_or_alone(
     assert RunFolder.open(paths[0]).group == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ahead_joins_when_the_others_reach_its_step(
     alone: list[Path], tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_run_that_is_ahead_joins_when_the_others_reach_its_step(
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), *states)
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_numbers_match_runs_that_train_alone(tmp_path: Path) -> None:
     changes: dict[str, dict[str, dict[str, float]]] = {
         "base": {},
@@ -159,6 +162,7 @@ def test_runs_that_differ_in_numbers_match_runs_that_train_alone(tmp_path: Path)
     assert len(losses) == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_ends_alone(
     together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ def test_flops_count_each_step_once_even_if_the_report_interval_changes(
         assert rows[name].flops == (flops, pytest.approx(at_peak))
 
 
+@pytest.mark.slow
 def test_a_killed_run_drops_the_reports_that_it_repeats(
     whole_run: Path, half_run: Path, tmp_path: Path
 ) -> None:

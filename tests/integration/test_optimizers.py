@@ -76,6 +76,7 @@ def test_a_run_resumes_to_the_same_bits_with_every_optimizer(
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_foreign_parts_train_and_resume_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

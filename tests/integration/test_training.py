@@ -58,6 +58,7 @@ def test_train_and_resume_name_the_next_commands_and_these_commands_work(
     assert "model.d_k 8 -> 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_train_with_resume_starts_continues_and_leaves_a_finished_run_alone(
     whole_run: Path,
     tmp_path: Path,

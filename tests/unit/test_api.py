@@ -64,6 +64,7 @@ def test_resuming_starts_a_run_that_does_not_exist(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").config.train.steps == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forget_parts")
 def test_resuming_notes_once_that_a_file_of_parts_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
@@ -107,15 +108,13 @@ def test_a_line_that_is_not_text_is_named(line: Any) -> None:
 def test_a_sweep_and_its_report_are_those_of_the_commands(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     rows = {"base": CONFIG, "narrow": CONFIG.change(model={"d_ff": 8})}
-    sweep = tj.sweep(rows, tmp_path / "sweep", seeds=2, quiet=True)
-    assert [run.name for run in sweep.runs] == [
-        f"{row}/seed-{seed}" for seed in (0, 1) for row in rows
-    ]
+    sweep = tj.sweep(rows, tmp_path / "sweep", seeds=1, quiet=True)
+    assert [run.name for run in sweep.runs] == ["base/seed-0", "narrow/seed-0"]
     report = tj.report(tmp_path / "sweep")
     frame = report.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert set(frame["row"]) == {"narrow"}
-    assert len(report.to_pandas(per_run=True)) == 4
+    assert len(report.to_pandas(per_run=True)) == 2
     assert "narrow" in str(report)
     assert (report.save() / "index.html").exists()
 

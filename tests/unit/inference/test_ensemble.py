@@ -58,6 +58,7 @@ def test_a_search_finds_what_an_exhaustive_search_with_mean_probabilities_finds(
         np.testing.assert_array_equal(best.tokens[i, 0, :limit], padded[scores.argmax()])
 
 
+@pytest.mark.slow
 def test_copies_of_a_run_translate_as_the_run_does(run: Run) -> None:
     copies = tj.ensemble([run, run])
     for [one], [other] in zip(
@@ -137,6 +138,7 @@ def test_an_evaluation_has_the_scores_of_the_mean_probabilities_and_names_its_ru
         evaluate(both, "dev", {}, per_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_the_command_stores_scores_of_an_ensemble_apart_from_those_of_its_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,7 +92,7 @@ def test_a_run_that_ends_between_any_two_objects_is_intact(
     url = server.url("whole")
     write_run(local_path(url), {4: 9.0, 8: 8.0}, keep=1)
     num_writes = len(server.weather.writes)
-    for count in range(1, num_writes, 7):
+    for count in range(1, num_writes, 11):
         url = server.url(f"run-{count}")
         move(monkeypatch, tmp_path / f"{count}-first")
         server.weather.allowed_writes, path = count, local_path(url)

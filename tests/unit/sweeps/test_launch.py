@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_configs import SMALL
@@ -153,6 +154,15 @@ def test_the_size_of_a_group_depends_on_the_memory_and_the_number_of_runs(
     monkeypatch.setattr(launcher, "train_command", train_command)
     sweep = make_sweep(tmp_path, "works", seeds=3)
     size = estimate_memory(*prepare_shapes(SMALL)[:2])
+    # The estimates do not depend on the memory and the slots, so one child process computes them.
+    run, children = subprocess.run, list[Any]()
+
+    def run_once(command: list[str], **options: Any) -> Any:
+        if not children:
+            children.append(run(command, **options))
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "run", run_once)
 
     def choose(num_slots: int, memory: int | None) -> dict[str, int]:
         return launcher.choose_group_sizes(sweep, [Slot("gpu 0", memory=memory)] * num_slots)
