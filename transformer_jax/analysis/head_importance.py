@@ -10,10 +10,11 @@ mask corresponds to the kinds of attention, in the order of `KINDS`.
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Bool, Float
 
 from transformer_jax import progress
@@ -30,15 +31,13 @@ from transformer_jax.visualization.style import Picture
 NUM_SENTENCES = 256
 MARGIN = 0.05
 
-KINDS = ("encoder", "decoder", "cross")
-"""The kinds of attention: encoder self-attention, decoder self-attention, and cross-attention."""
-
 # For each kind of attention, the stack that uses it and the name of its module in each layer.
 MODULES = {
     "encoder": ("encoder", "self_attention"),
     "decoder": ("decoder", "self_attention"),
     "cross": ("decoder", "cross_attention"),
 }
+KINDS = tuple(MODULES)
 
 
 class Head(NamedTuple):
@@ -118,16 +117,12 @@ def mask_heads(params: Params, mask: Bool[Array, "3 L H"] | Bool[np.ndarray, "3 
     expected = (len(KINDS), num_layers, num_heads)
     if mask.shape != expected:
         raise UsageError(f"the head mask must have the shape {expected}, got {mask.shape}")
-    masked = dict(params)
-    for kind, of_layers in zip(KINDS, mask, strict=True):
-        stack, module = MODULES[kind]
+    masked: dict[tuple[str, ...], Any] = dict(flatten_dict(params))
+    for (stack, module), of_layers in zip(MODULES.values(), mask, strict=True):
         for i, of_heads in enumerate(of_layers):
-            layer = masked[f"{stack}_{i}"]
-            output = layer[module]["output"]
-            kernel = jnp.where(of_heads[:, None, None], output["kernel"], 0.0)
-            attention = {**layer[module], "output": {**output, "kernel": kernel}}
-            masked[f"{stack}_{i}"] = {**layer, module: attention}
-    return masked
+            kernel = f"{stack}_{i}", module, "output", "kernel"
+            masked[kernel] = jnp.where(of_heads[:, None, None], masked[kernel], 0.0)
+    return unflatten_dict(masked)
 
 
 @checked

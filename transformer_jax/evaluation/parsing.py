@@ -185,13 +185,8 @@ def _score(expected: Sequence[Tree], proposed: Sequence[Tree]) -> JsonObject:
 
 
 def _to_dict(scores: BracketScores) -> dict[str, float]:
-    return {
-        "f1": scores.f1,
-        "precision": scores.precision,
-        "recall": scores.recall,
-        "complete_match": scores.complete_match,
-        "sentences": scores.sentences,
-    }
+    names = ("f1", "precision", "recall", "complete_match", "sentences")
+    return {name: getattr(scores, name) for name in names}
 
 
 def _describe(scores: JsonObject) -> str:

@@ -1,9 +1,4 @@
-"""Scores for tasks other than translation. `data.task` selects the task.
-
-A task consists of three functions and the name of its main score. `check` rejects references that
-cannot be scored. `score` maps the sources, the hypotheses, and the references to JSON data, which
-`evaluate` stores. `describe` formats this JSON data as the lines that `evaluate` prints.
-"""
+"""Scores for tasks other than translation. `data.task` selects the task."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,9 +16,9 @@ class Task(NamedTuple):
     check: Callable[[Sequence[str], Sequence[str]], object]
     """A function of (sources, references) that raises DataError if the references are invalid."""
     score: Callable[[Sequence[str], Sequence[str], Sequence[str]], JsonObject]
-    """A function of (sources, hypotheses, references) that returns the scores."""
+    """A function of (sources, hypotheses, references) that returns the scores as JSON data."""
     describe: Callable[[JsonObject], list[str]]
-    """A function that returns the lines that `evaluate` prints."""
+    """A function that formats these scores as the lines that `evaluate` prints."""
 
 
 TASKS = Registry[Task | None]("data.task")

@@ -1,13 +1,8 @@
 """Word alignments from cross-attention, and their alignment error rate.
 
 The attention of the decoder to the encoder (section 3.2.3) shows which source tokens the model
-reads while it predicts a target token. As in Garg et al. (2019), each target token is aligned with
-the source token that has the largest weight, and two words are aligned if any of their tokens are
-aligned. Words are separated by spaces.
-
-An alignment is a line in Pharaoh's format. It contains a pair SOURCE-TARGET for each link, as in
-"0-0 1-2". Words are counted from 0. In a gold alignment, SOURCE?TARGET is a possible link, and all
-other links are sure.
+reads while it predicts a target token. `Run.align` describes how words are aligned and the format
+of an alignment, and `alignment_error_rate` describes gold alignments.
 
 Shapes: B pairs in a batch, L layers, H heads, K means over heads, T target positions.
 """

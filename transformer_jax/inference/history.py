@@ -28,8 +28,7 @@ def metrics_table(run: Path) -> MetricsTable:
     """Return a run's metrics by step. Each row contains only the metrics reported at its step.
 
     Raises:
-        StorageError: the run does not exist, for example because a notebook loaded it by a relative
-            path and then changed the working directory.
+        StorageError: the run's folder does not exist.
     """
     if not run.is_dir():
         raise StorageError(

@@ -160,10 +160,8 @@ def beam_search(
     renormalized. A prefix must be shorter than its sentence's limit. A score includes the
     log-probability of the prefix.
 
-    `beam_end` is a name in `END_RULES` and decides which live hypotheses can finish at each step.
-    "tensor2tensor": a hypothesis can finish if appending `eos` gives one of the sentence's 2 J
-    likeliest continuations, or if the sentence reaches its `limit` without a finished hypothesis.
-    "any": every hypothesis can finish.
+    `beam_end` is the name of the rule in `END_RULES` that decides which live hypotheses can finish
+    at each step.
 
     A sentence is done when no live hypothesis can still become one of its `num_best` results.
     `num_best` must be at most `beam_size`. Log-probabilities never increase, and the penalty that

@@ -169,7 +169,7 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
         values: dict[str, object] = {
             "perplexity": dev.get("perplexity"),
             "bleu": dev.get("bleu"),
-            "test_perplexity": _if_finite(test.get("perplexity")),
+            "test_perplexity": test.get("perplexity"),
             "test_bleu": test.get("bleu"),
             "brevity_penalty": test.get("brevity_penalty"),
             "precision": _precision(test),
@@ -178,13 +178,10 @@ def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]
             "test_task": _main_score(test.get("task")),
         }
         for name, value in values.items():
-            if is_number(value):
+            # The perplexity of a model on the test set can be too large to average.
+            if is_number(value) and (name != "test_perplexity" or math.isfinite(value)):
                 scores.setdefault(name, {})[status.run.seed] = float(value)
     return scores
-
-
-def _if_finite(value: object) -> object:
-    return value if is_number(value) and math.isfinite(value) else None
 
 
 def _precision(scores: JsonObject) -> float | None:

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -40,8 +41,8 @@ def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] |
     """Return the values of each field, baseline first, if the rows are all their combinations."""
     base = next(iter(configs.values()))
     changed = {key for config in configs.values() for key in base.differences(config)}
-    fields = sorted(changed - {("train", "seed")})
-    values = {name: _values(name, configs) for name in (".".join(field) for field in fields)}
+    fields = map(".".join, sorted(changed - {("train", "seed")}))
+    values = {x: list(dict.fromkeys(map(attrgetter(x), configs.values()))) for x in fields}
     cells = {_cell(values, config) for config in configs.values()}
     is_full = len(cells) == len(configs) == math.prod(map(len, values.values()))
     return values if len(values) > 1 and is_full else None
@@ -70,14 +71,8 @@ def analyze_factors(
     ]
 
 
-def _values(field: str, configs: Mapping[str, Config]) -> list[FieldValue]:
-    section, key = field.split(".")
-    return list(dict.fromkeys(getattr(getattr(x, section), key) for x in configs.values()))
-
-
 def _cell(factors: Factors, config: Config) -> tuple[FieldValue, ...]:
-    fields = (field.split(".") for field in factors)
-    return tuple(getattr(getattr(config, section), key) for section, key in fields)
+    return tuple(attrgetter(field)(config) for field in factors)
 
 
 Weights = dict[str, Float[np.ndarray, " R"]]

@@ -13,6 +13,7 @@ from transformer_jax.reports.seed_statistics import (
     describe_limits,
     format_p,
     rank_correlation,
+    sign_agreement,
 )
 from transformer_jax.reports.tables import escape_markdown
 from transformer_jax.sweeps.plan import Sweep
@@ -216,7 +217,8 @@ def _describe_agreement(results: Results) -> list[str]:
     name = results.sweep.path.resolve().name
     for split in results.splits:
         for score, label in (("perplexity", f"{split} perplexity"), ("bleu", f"{split} BLEU")):
-            same, rows, p = results.sign_agreement(score, split)
+            differences = results.differences(score, split)
+            same, rows, p = sign_agreement(differences, MARGINS[score])
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
@@ -224,7 +226,7 @@ def _describe_agreement(results: Results) -> list[str]:
                     f"many rows with probability {format_p(p)}, if the rows were independent, but "
                     "they share a baseline."
                 )
-            if (ranks := rank_correlation(results.differences(score, split))) is not None:
+            if (ranks := rank_correlation(differences)) is not None:
                 notes.append(
                     f"Spearman's rank correlation with the paper's differences in {label} is "
                     f"{ranks[0]:+.2f} (p = {format_p(ranks[1])})."

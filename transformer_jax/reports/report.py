@@ -14,7 +14,10 @@ A report's folder contains:
         ratios.svg  .pdf       each row's difference in log perplexity from the first row
 """
 
+import html
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import resources
 from pathlib import Path
 
 from transformer_jax.console import escape_control_characters, shell_command
@@ -25,7 +28,6 @@ from transformer_jax.reports.answers import answer, question, summarize
 from transformer_jax.reports.factors import Contrast
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
-from transformer_jax.reports.page import make_page
 from transformer_jax.reports.results import PaperScore, Results, RowResult, ScoredSplit
 from transformer_jax.reports.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.reports.tables import MISSING, Table
@@ -71,7 +73,7 @@ def write_report(results: Results) -> Path:
         "table.csv": tables.to_csv(scores),
         "comparisons.csv": tables.to_csv(list_comparisons(results)),
         "runs.csv": tables.to_csv(make_run_table(results)),
-        "index.html": make_page(results, figures, {**tabled, RUNS: runs}),
+        "index.html": _make_page(results, figures, {**tabled, RUNS: runs}),
         **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
         **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
         **({"factors.csv": tables.to_csv(_list_effects(effects))} if effects else {}),
@@ -216,16 +218,13 @@ def list_comparisons(results: Results) -> Table:
 def make_run_table(results: Results, digits: int | None = None) -> list[list[str]]:
     """Return a table of the runs, with headings and scores rounded to `digits` decimal places."""
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
+    format_number = str if digits is None else partial(format_score, digits=digits)
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
     table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
     for status in results.statuses:
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         values = [dev.get(x) for x in dev_scores] + [test.get(x) for x in test_scores]
-        numbers = [x if is_number(x) else None for x in values]
-        if digits is None:
-            scores = ["" if x is None else str(x) for x in numbers]
-        else:
-            scores = ["" if x is None else format_score(x, digits) for x in numbers]
+        scores = [format_number(x) if is_number(x) else "" for x in values]
         command = shell_command("evaluate", status.run.path)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]
@@ -234,16 +233,11 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
 
 
 def _make_effect_table(contrasts: Sequence[Contrast], spec: str) -> list[list[str]]:
-    head = ["effect", "kind", "difference", "p"]
-    return [head] + [
-        [
-            x.name,
-            x.kind,
-            f"{x.difference:{spec}} {_format_interval(x.interval, spec)}",
-            format_p(x.p),
-        ]
-        for x in contrasts
-    ]
+    table = [["effect", "kind", "difference", "p"]]
+    for x in contrasts:
+        difference = f"{x.difference:{spec}} {_format_interval(x.interval, spec)}"
+        table.append([x.name, x.kind, difference, format_p(x.p)])
+    return table
 
 
 def _list_effects(effects: Mapping[tuple[ScoredSplit, PaperScore], Sequence[Contrast]]) -> Table:
@@ -274,9 +268,47 @@ def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
     parts = [
         f"**{tables.escape_markdown(question(results))}**",
         *map(tables.escape_markdown, summarize(results)),
-        "\n".join(f"- {tables.escape_markdown(x)}" for x in answers),
+        to_markdown_list(answers),
         *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
         *(f"![{caption}]({name}.svg)" for name, caption in CAPTIONS.items()),
         to_markdown_list(list_footnotes(results)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _make_page(results: Results, figures: Mapping[str, str], tabled: Mapping[str, Table]) -> str:
+    """Return the page. The first SVG figure is at the top, and `figures` is keyed by caption."""
+    title = html.escape(results.sweep.path.resolve().name)
+    (first_caption, first), *others = figures.items()
+    notes = "\n".join(f"<li>{html.escape(note)}</li>" for note in list_footnotes(results))
+    folds = [
+        *(_fold(title, tables.to_html(table)) for title, table in tabled.items()),
+        *(_fold("Figures", _figure(caption, svg)) for caption, svg in others),
+        _fold("Methods and notes", f"<ul>\n{notes}\n</ul>"),
+    ]
+    answers = [
+        f"<dt>{html.escape(f'{name}: {row.change}' if row.change else name)}</dt>"
+        f"<dd>{html.escape(answer(results, name))}</dd>"
+        for name, row in results.rows.items()
+        if name in results.compared
+    ]
+    listed = "<dl>\n" + "\n".join(answers) + "\n</dl>" if answers else ""
+    sentences = "\n".join(f"<p>{html.escape(x)}</p>" for x in summarize(results))
+    style = resources.files("transformer_jax.reports").joinpath("page.css").read_text("utf-8")
+    return (
+        "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n"
+        '<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n<main>\n<h1>{title}</h1>\n"
+        f"<h2>{html.escape(question(results))}</h2>\n{sentences}\n"
+        f"{_figure(first_caption, first)}\n{listed}\n"
+        f"{''.join(folds)}</main>\n</html>\n"
+    )
+
+
+def _figure(caption: str, svg: str) -> str:
+    image = svg[svg.index("<svg") :]
+    return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _fold(title: str, content: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n{content}\n</details>\n"

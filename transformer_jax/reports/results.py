@@ -22,7 +22,6 @@ from transformer_jax.reports.seed_statistics import (
     Verdict,
     analyze,
     seeds_for_equivalence,
-    sign_agreement,
     verdict,
 )
 from transformer_jax.sweeps.plan import Sweep, find_copied
@@ -201,12 +200,6 @@ class Results:
             if (ours := self.compare(name, score, split).difference) is not None
             and (paper := self.paper_difference(name, score)) is not None
         ]
-
-    def sign_agreement(
-        self, score: PaperScore, split: ScoredSplit | None = None
-    ) -> tuple[int, int, float]:
-        """Return the result of `sign_agreement` for one score on one set."""
-        return sign_agreement(self.differences(score, split), MARGINS[score])
 
     def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
         """Return how many seeds would show that two rows are equally good, or None if unknown."""

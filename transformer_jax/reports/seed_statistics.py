@@ -223,9 +223,7 @@ def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) ->
     With this number, the interval of a row without any observed difference is within `margin`, the
     largest negligible difference. The pooled `deviation` between seeds must not be zero.
     """
-    correlation = tuple(
-        tuple(1.0 if i == j else 0.5 for j in range(num_compared)) for i in range(num_compared)
-    )
+    correlation = tuple(map(tuple, (0.5 + 0.5 * np.eye(num_compared)).tolist()))
 
     def is_enough(seeds: int) -> bool:
         critical = dunnett_quantile(CONFIDENCE, correlation, num_compared * (seeds - 1))
@@ -244,17 +242,13 @@ def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float,
     absolute correlation is at least as large, because SciPy's approximation is too small. Return
     None if there are fewer than three differences, or if either side does not vary.
     """
-    ours, paper = (
-        (set(x) for x in zip(*differences, strict=True)) if differences else (set(), set())
-    )
-    if len(differences) < 3 or min(len(ours), len(paper)) < 2:
+    sides = list(zip(*differences, strict=True))
+    if len(differences) < 3 or min(len(set(side)) for side in sides) < 2:
         return None
-    result = stats.spearmanr(*zip(*differences, strict=True))
+    result = stats.spearmanr(*sides)
     correlation, p = float(result.statistic), float(result.pvalue)
     if len(differences) <= MAX_EXACT_RANKS:
-        first, second = (
-            stats.rankdata(x) - (len(x) + 1) / 2 for x in zip(*differences, strict=True)
-        )
+        first, second = (stats.rankdata(side) - (len(side) + 1) / 2 for side in sides)
         products = np.array(list(itertools.permutations(first))) @ second
         p = float(np.mean(np.abs(products) >= abs(first @ second) - 1e-9))
     return correlation, p
@@ -294,9 +288,7 @@ def describe_limits(analysis: Analysis) -> list[str]:
         )
     if analysis.wide:
         ratios = ", ".join(
-            f"{row} ({ratio:.1f} times)"
-            if math.isfinite(ratio)
-            else f"{row} (the typical one is 0)"
+            f"{row} ({f'{ratio:.1f} times' if math.isfinite(ratio) else 'the typical one is 0'})"
             for row, ratio in analysis.wide.items()
         )
         notes.append(

@@ -17,11 +17,7 @@ View = Literal["heads", "grid", "alignment"]
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of the attention weights that a figure shows.
-
-    Layers, heads, and positions are Python indices: they start at 0, and negative indices count
-    from the end. In figures, layers and heads are numbered from 1, as in the paper.
-    """
+    """The part of the attention weights that a figure shows. `Attention` describes the indices."""
 
     kind: str = "cross"
     """The kind of attention: one of the values of `Kind`."""

@@ -26,7 +26,8 @@ from transformer_jax.reports.collect import (
     read_adhoc_status,
 )
 from transformer_jax.reports.footnotes import list_footnotes
-from transformer_jax.reports.results import Results
+from transformer_jax.reports.results import MARGINS, Results
+from transformer_jax.reports.seed_statistics import sign_agreement
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status
 
@@ -105,7 +106,8 @@ def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
 def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
     # In the paper, the difference for row "same" is 0, and the difference for row "other" has the
     # opposite sign of that in the sweep.
-    assert results.sign_agreement("perplexity") == (2, 3, 0.5)
+    agreement = sign_agreement(results.differences("perplexity"), MARGINS["perplexity"])
+    assert agreement == (2, 3, 0.5)
 
 
 def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Results) -> None:
