@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from transformer_jax.config.architectures import check_architecture
-from transformer_jax.config.batch_shapes import choose_num_shapes
 from transformer_jax.config.sections import (
     ADDED_POSITIONS,
+    GATED,
+    MAX_BATCH_SHAPES,
     MAX_EXTRA_LENGTH,
     DataConfig,
     DecodeConfig,
@@ -33,6 +34,18 @@ from transformer_jax.registry import Registry
 # The paper uses 4,000 warmup steps of about 25,000 tokens each (sections 5.1 and 5.3).
 PAPER_WARMUP_TOKENS = 100_000_000
 MAX_WARMUP_FACTOR = 4
+# The following constants describe one H100 (see docs/performance.md). On a CPU, steps take much
+# longer than compilation, so more batch shapes than the chosen number can save time. With a single
+# shape, every pair would be as wide as the longest one.
+MIN_BATCH_SHAPES = 2
+# One more shape takes about 20 s to compile, but about eight shapes are compiled concurrently.
+SECONDS_PER_SHAPE = 2.5
+# Starting the kernels of a step takes at least this long, such as 4.4 ms for the Multi30k recipe.
+MIN_STEP_SECONDS = 4e-3
+# The base model's step computes 9.4 TFLOP in 41.9 ms, excluding the time above.
+FLOPS_PER_SECOND = 250e12
+# If there are k shapes, about 0.7 k^-0.8 of all positions in Multi30k's batches are padding.
+PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
 # `train.base_width` knows how the parameters of these parts depend on the width.
 ALLOWED_WITH_BASE_WIDTH = {
     ("train", "optimizer"): ("adam", "adamw", "lion"),
@@ -150,8 +163,7 @@ class Config:
         """Return a copy with `shapes` or a chosen number, unless `data.max_batch_shapes` is set."""
         if self.data.max_batch_shapes is not None:
             return self
-        shapes = shapes or choose_num_shapes(self.model, self.data, self.train)
-        return self.change(data={"max_batch_shapes": shapes})
+        return self.change(data={"max_batch_shapes": shapes or choose_num_shapes(self)})
 
     def parts(self) -> dict[str, str]:
         """Return the names of the selected parts, keyed by field, such as "model.norm"."""
@@ -215,6 +227,31 @@ for _field, _rule in PART_FIELDS.items():
 # A config can name trackers that are not registered on this machine, because only training uses
 # them.
 Registry("train.trackers", reserved=("tensorboard", "wandb", "mlflow", "aim"))
+
+
+def choose_num_shapes(config: Config) -> int:
+    """Return the number of batch shapes that minimizes the time for compilation and training.
+
+    XLA compiles a training step for each batch shape, and more shapes need less padding. The choice
+    depends only on the config, so the order of the data is the same on every machine. For
+    comparison, the function assumes that training with any number of shapes processes as many
+    tokens as `train.steps` batches without padding.
+    """
+    model, data = config.model, config.data
+    attention = 2 * model.d_model * model.num_heads * (model.d_k + model.d_v)
+    feed_forward = (3 if model.feed_forward in GATED else 2) * model.d_model * model.d_ff
+    encoder, decoder = model.layers_per_stack
+    layers = encoder * (attention + feed_forward) + decoder * (2 * attention + feed_forward)
+    # An estimate of how many parameters a step multiplies by a source and by a target vector.
+    multiplied = layers + model.d_model * data.vocab_size
+    flops = 6 * data.batch_tokens * multiplied
+    full_seconds = config.train.steps * (MIN_STEP_SECONDS + flops / FLOPS_PER_SECOND)
+
+    def seconds(shapes: int) -> float:
+        density = 1 - PADDING_FACTOR * shapes**PADDING_EXPONENT
+        return SECONDS_PER_SHAPE * shapes + full_seconds / density
+
+    return min(range(MIN_BATCH_SHAPES, MAX_BATCH_SHAPES + 1), key=seconds)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from transformer_jax.config.architectures import USED_BY
-from transformer_jax.config.loading import load_rows, shipped_configs
+from transformer_jax.config.loading import load_config, load_rows, shipped_configs
+from transformer_jax.config.schema import choose_num_shapes
 from transformer_jax.config.sections import ADDED_POSITIONS, LASTING_SCHEDULES
 from transformer_jax.errors import ConfigError
 
@@ -455,3 +456,24 @@ def test_no_shipped_config_has_a_warmup_that_is_worth_a_warning() -> None:
 def test_an_experiment_cannot_use_float64() -> None:
     with pytest.raises(ConfigError, match=r"model.dtype must be float32 or bfloat16 \(float64 is"):
         Config().change(model={"dtype": "float64"})
+
+
+@pytest.mark.parametrize(("steps", "shapes"), [(1, 2), (1000, 2), (8000, 4), (100_000, 12)])
+def test_a_longer_run_of_the_recipe_has_more_shapes(steps: int, shapes: int) -> None:
+    assert choose_num_shapes(load_config("multi30k").change(train={"steps": steps})) == shapes
+
+
+def test_a_larger_model_or_batch_has_more_shapes() -> None:
+    small = Config().change(model={"num_layers": 1}, train={"steps": 1000})
+    base = Config().change(train={"steps": 1000})
+    large = base.change(data={"batch_tokens": 100_000})
+    assert choose_num_shapes(small) < choose_num_shapes(base) < choose_num_shapes(large)
+    gated = base.change(model={"feed_forward": "swiglu", "d_ff": 20_000})
+    assert choose_num_shapes(gated) > choose_num_shapes(base.change(model={"d_ff": 20_000}))
+
+
+def test_a_number_of_shapes_in_the_config_is_kept() -> None:
+    config = Config().change(data={"max_batch_shapes": 3})
+    assert config.with_batch_shapes() == config.with_batch_shapes(5) == config
+    assert Config().with_batch_shapes().data.max_batch_shapes == choose_num_shapes(Config()) == 12
+    assert Config().with_batch_shapes(5).data.max_batch_shapes == 5
