@@ -18,7 +18,7 @@ import numbers
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar
@@ -254,6 +254,7 @@ WORDS: dict[TypeForm, str] = {
     typing.SupportsIndex: "an integer",
 }
 LIST_FORMS = (collections.abc.Sequence, Iterable, collections.abc.Collection)
+UNIONS = (types.UnionType, typing.Union)
 NOT_LISTS: tuple[type, ...] = (str, bytes, Mapping)
 
 
@@ -276,8 +277,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         for key, value in given.items():
             parameter = signature.parameters[key]
             is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if is_named and not _fits(parameter.annotation, value):
-                place, wrong = _find_wrong(parameter.annotation, value, key)
+            if is_named and (found := _find_wrong(parameter.annotation, value, key)):
+                place, wrong = found
                 is_short = isinstance(wrong, str | bytes | float | int | None)
                 shown = repr(wrong) if is_short else f"an object of type {type(wrong).__name__}"
                 shown += f" at {place}" if place != key else ""
@@ -287,27 +288,38 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     return check
 
 
-def _fits(form: TypeForm, value: object) -> bool:
-    """Return whether a value has the type that an annotation describes."""
+def _find_wrong(form: TypeForm, value: object, place: str) -> tuple[str, object] | None:
+    """Return the place and value of the innermost item that has a wrong type, or None."""
     origin, options = typing.get_origin(form) or form, typing.get_args(form)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(option, value) for option in options)
+    values = value if isinstance(value, (list, tuple)) else ()
+    items: Iterable[tuple[object, TypeForm, object]] = ()
+    if origin in UNIONS:
+        found = [_find_wrong(option, value, place) for option in options]
+        if None in found:
+            return None
+        return next((x for x in found if x is not None and x[0] != place), (place, value))
     if origin is Literal:
-        return _is_choice(value, options)
-    if form in (int, float):
+        is_valid = _is_choice(value, options)
+    elif form in (int, float):
         kind = numbers.Integral if form is int else numbers.Real
-        return isinstance(value, kind) and not isinstance(value, bool)
-    if not isinstance(origin, type) or form is inspect.Parameter.empty:
-        return True
-    if hasattr(origin, "array_type"):
-        return isinstance(value, origin.array_type)
-    if origin in LIST_FORMS:
-        is_container = isinstance(value, Iterable) and not isinstance(value, NOT_LISTS)
+        is_valid = isinstance(value, kind) and not isinstance(value, bool)
+    elif not isinstance(origin, type) or form is inspect.Parameter.empty:
+        is_valid = True
+    elif hasattr(origin, "array_type"):
+        is_valid = isinstance(value, origin.array_type)
+    elif origin in LIST_FORMS:
+        is_valid = isinstance(value, Iterable) and not isinstance(value, NOT_LISTS)
+        items = ((i, options[0], x) for i, x in enumerate(values)) if options != (str,) else ()
     elif origin is tuple:
-        is_container = isinstance(value, (list, tuple)) and len(value) == len(options)
+        is_valid = len(values) == len(options)
+        items = zip(range(len(values)), options, values, strict=False)
     else:
-        is_container = isinstance(value, origin)
-    return is_container and all(_fits(part, item) for _, part, item in _items(form, value))
+        is_valid = isinstance(value, origin)
+        if origin is Mapping and options and isinstance(value, Mapping):
+            pairs = (zip(options, pair, strict=True) for pair in value.items())
+            items = ((k, *typed) for k, pair in zip(value, pairs, strict=True) for typed in pair)
+    wrong = (_find_wrong(part, item, f"{place}[{key!r}]") for key, part, item in items)
+    return next(filter(None, wrong), None if is_valid else (place, value))
 
 
 def _is_choice(value: object, choices: Iterable[object]) -> bool:
@@ -315,32 +327,10 @@ def _is_choice(value: object, choices: Iterable[object]) -> bool:
     return any(isinstance(value, type(x)) and value == x for x in choices)
 
 
-def _items(form: TypeForm, value: object) -> Iterator[tuple[object, TypeForm, object]]:
-    """Yield the key, the allowed type, and the value of each item whose type is checked."""
-    origin, options = typing.get_origin(form) or form, typing.get_args(form)
-    if origin in LIST_FORMS and isinstance(value, (list, tuple)) and options != (str,):
-        yield from ((index, options[0], item) for index, item in enumerate(value))
-    elif origin is tuple and isinstance(value, (list, tuple)):
-        yield from zip(range(len(value)), options, value, strict=False)
-    elif origin is Mapping and isinstance(value, Mapping) and options:
-        for key, item in value.items():
-            yield from ((key, options[0], key), (key, options[1], item))
-
-
-def _find_wrong(form: TypeForm, value: object, name: str) -> tuple[str, object]:
-    """Return the name and the value of the innermost item that has a wrong type."""
-    is_union = isinstance(form, types.UnionType) or typing.get_origin(form) is typing.Union
-    for option in typing.get_args(form) if is_union else (form,):
-        for key, part, item in _items(option, value):
-            if not _fits(part, item):
-                return _find_wrong(part, item, f"{name}[{key!r}]")
-    return name, value
-
-
 def _describe(form: TypeForm) -> str:
     """Return words for the types that an annotation allows."""
     origin, options = typing.get_origin(form) or form, typing.get_args(form)
-    if origin in (types.UnionType, typing.Union):
+    if origin in UNIONS:
         return " or ".join(dict.fromkeys(map(_describe, options)))
     if origin is Literal:
         return " or ".join(map(repr, options))
