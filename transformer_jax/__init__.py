@@ -15,10 +15,10 @@ Load a trained run on any device, and score it on its test set:
     True
 
 Describe an experiment. The default values are those of the paper's base model, so an ablation
-specifies only the fields that it changes. For example, this config matches the row in group (A) of
-Table 3 that has one attention head:
+specifies only the fields that it changes. For example, this config matches the row in group (B) of
+Table 3 that has the smallest keys:
 
-    >>> config = tj.Config().change(model={"num_heads": 1, "d_k": 512, "d_v": 512})
+    >>> config = tj.Config().change(model={"d_k": 16})
 
 Train the rows in an ablation with several seeds, and compare them:
 

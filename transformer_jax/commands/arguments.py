@@ -38,7 +38,7 @@ WORDS = {
 # The placeholders of options that contain paths. Some of the paths can be URLs of buckets.
 PLACEHOLDER = re.compile("RUN|SWEEP|CONFIG")
 REMOTE = re.compile("RUN|SWEEP")
-# A word such as model.num_heads=4, which other programs accept.
+# A word such as model.d_k=8, which other programs accept.
 ASSIGNMENT = re.compile(r"(?:model|data|train|decode)\.\w+=.*")
 
 
@@ -105,7 +105,7 @@ def make_default(command_type: type[T]) -> T:
 
 
 def as_option(field: str) -> str:
-    """Return the option for a field, such as `--model.num-heads` for "model.num_heads"."""
+    """Return the option for a field, such as `--model.d-ff` for "model.d_ff"."""
     return f"--{field.replace('_', '-')}"
 
 

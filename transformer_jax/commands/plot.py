@@ -134,10 +134,9 @@ class Plot(PathCommand):
         options = self.select_given("split", "num_sentences", "margin")
         with progress_bar():
             importance = head_importance(self._load(), **options)
-        num_heads = importance.masked_losses.size
+        prunable = f"{importance.num_prunable} of {importance.masked_losses.size} heads"
         stdout.print(
-            f"loss {importance.loss:.3f} nats per token; {importance.num_prunable} of {num_heads} "
-            f"heads can be masked, the least important first, without raising it by more than "
-            f"{importance.margin:g}"
+            f"loss {importance.loss:.3f} nats per token; {prunable} can be masked, the least "
+            f"important first, without raising it by more than {importance.margin:g}"
         )
         return importance.plot()

@@ -55,7 +55,7 @@ def parse_value(field: str, text: str) -> FieldValue:
 
 
 def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
-    """Return a row for each combination of values, such as "model.num_heads=1,2,4"."""
+    """Return a row for each combination of values, such as "model.d_k=8,16,32"."""
     choices: dict[str, list[FieldValue]] = {}
     for item in grid:
         name, equals, values = item.partition("=")
