@@ -199,7 +199,8 @@ class Gpu(MeasureCommand):
             earlier=results.benchmarks,
         )
         if skipped:
-            stderr.print(f"continue with `{PROGRAM} gpu --resume {path}`")
+            size = " --toy" if self.toy else ""
+            stderr.print(f"continue with `{PROGRAM} gpu{size} --resume {path}`")
         self.save(replace(results, benchmarks=measured, skipped=skipped), folder)
 
 

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,9 +118,12 @@ def describe_machine() -> dict[str, Any]:
     processor = platform.processor()
     memory = None
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        processor = models[0] if models else processor
+        first_core = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        details = dict(re.findall(r"^(.+?)\s*: (.+)$", first_core, re.MULTILINE))
+        processor = details.get("model name", processor)
+        if {"cpu family", "model"} <= details.keys():
+            # The names of some virtual CPUs do not include the generation.
+            processor += f" (family {details['cpu family']}, model {details['model']})"
         memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30), 1)
     except (OSError, ValueError):
         # Systems other than Linux may lack this file or these settings, so report only the other

@@ -383,7 +383,7 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     for part in found.values():
         assert {len(x.samples) for x in part.measurements.values()} == {1}
     assert [*found["groups"].measurements] == ["1 runs", "2 runs"]
-    assert [*found["train recipe"].measurements] == ["ours", "any order"]
+    assert [*found["train recipe"].measurements] == ["ours", "any order", "no fusion autotuner"]
     base = found["train base"]
     assert base.work["dtype"] == "bfloat16"
     assert 0 < (base.measurements["ours"].utilization or 0) < 1
@@ -438,7 +438,7 @@ def test_the_gpu_command_stores_each_result_and_measures_only_what_is_missing(
         assert len(Results.open(path).benchmarks) == expected
     failed = GPU_BENCHMARKS[3]
     assert names == [*GPU_BENCHMARKS[:3], *GPU_BENCHMARKS[2:], failed]
-    assert f"gpu --resume {path}" in " ".join(capsys.readouterr().err.split())
+    assert f"gpu --toy --resume {path}" in " ".join(capsys.readouterr().err.split())
     assert [*tmp_path.glob("gpu-*.json")] == [path]
     elsewhere = dataclasses.replace(Results.open(path), commit="other").store(tmp_path / "other")
     assert main(["gpu", "--toy", "--resume", str(elsewhere)]) == UsageError.exit_code
