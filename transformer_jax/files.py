@@ -258,12 +258,8 @@ def check_no_links(folder: Path, is_checked: Callable[[str], bool] = bool) -> No
                     )
 
 
-def _advise_to_choose(_path: Path) -> str:
-    return "choose another folder"
-
-
 @contextlib.contextmanager
-def new_folder(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> Iterator[Path]:
+def new_folder(path: Path, advise: Callable[[Path], str] | None = None) -> Iterator[Path]:
     """Yield a private folder, and rename it to `path` on exit or, after an error, delete it."""
     check_available(path, advise)
     with storage_errors(f"{path} could not be written"):
@@ -297,10 +293,11 @@ def _remove_abandoned(path: Path) -> None:
                 shutil.rmtree(private)
 
 
-def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choose) -> None:
+def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> None:
     """Check that a folder can be created, without changing an existing path.
 
-    The message of a UsageError contains the result of `advise(path)` and suggests a new path.
+    The message of a UsageError contains the result of `advise(path)`, which defaults to advice to
+    choose another folder, and suggests a new path.
     """
     try:
         # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
@@ -318,9 +315,8 @@ def check_available(path: Path, advise: Callable[[Path], str] = _advise_to_choos
     # Resolve paths such as "." and "..", because they have no name to append a number to.
     named = path if path.name not in ("", "..") else path.resolve()
     other = find_free_path(named, is_folder=True)
-    raise UsageError(
-        f"{path} already exists: {advise(path)} with `", Setting("out", str(other)), "`"
-    )
+    advice = "choose another folder" if advise is None else advise(path)
+    raise UsageError(f"{path} already exists: {advice} with `", Setting("out", str(other)), "`")
 
 
 def find_free_path(

@@ -12,6 +12,7 @@ from transformer_jax.commands import tables
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import translate_command
 from transformer_jax.commands.inference import EnsembleCommand
+from transformer_jax.config.validation import field_names
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.runs.run_folder import RunFolder
@@ -22,17 +23,8 @@ if TYPE_CHECKING:
     from transformer_jax.inference.trained_run import Run
 
 GRID_OPTIONS = ("beam_sizes", "alphas", "averages")
-NOT_FOR_GRIDS = (
-    "on",
-    "per_checkpoint",
-    "baseline",
-    "by_length",
-    "average_checkpoints",
-    "beam_size",
-    "alpha",
-    "beam_end",
-    "ensemble",
-)
+# The arguments that a grid search accepts in addition to `GRID_OPTIONS`.
+FOR_GRIDS = {"run_folder", "grid", "split", "step", "json", *GRID_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,8 @@ class Evaluate(EnsembleCommand):
 
     def _check_grid_options(self) -> None:
         """Reject grid options without `--grid`, and single-search options with `--grid`."""
-        for name in self.select_given(*(NOT_FOR_GRIDS if self.grid else GRID_OPTIONS)):
+        others = [name for name in field_names(type(self)) if name not in FOR_GRIDS]
+        for name in self.select_given(*(others if self.grid else GRID_OPTIONS)):
             option = as_option(name)
             if not self.grid:
                 raise UsageError(f"{option} needs --grid")

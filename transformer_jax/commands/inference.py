@@ -90,12 +90,8 @@ class RunCommand(CheckpointCommand):
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The `DecodeConfig` fields that the options override, with their new values."""
-        changes = {
-            "beam_size": self.beam_size,
-            "length_penalty_alpha": self.alpha,
-            "beam_end": self.beam_end,
-        }
-        return {key: value for key, value in changes.items() if value is not None}
+        given = self.select_given("beam_size", "alpha", "beam_end").items()
+        return {"length_penalty_alpha" if key == "alpha" else key: x for key, x in given}
 
 
 @dataclass(frozen=True)
@@ -282,20 +278,12 @@ class Package(CheckpointCommand):
         from transformer_jax.sharing.model_card import find_scores
         from transformer_jax.sharing.packaging import package_run
 
-        folder = package_run(
-            run,
-            out,
-            dtype=self.dtype,
-            license_id=self.license,
-            languages=self.languages,
-            data_note=self.data_note or "",
-        )
+        about = {"license_id": self.license, "languages": self.languages}
+        folder = package_run(run, out, dtype=self.dtype, data_note=self.data_note or "", **about)
         if self.license == "unknown":
             stderr.print("note: the model card has no license; choose one with --license")
         if not find_scores(run.folder.path, run.steps):
-            evaluate = (
-                f"{shell_command('evaluate', Path(self.run_folder))}{self.checkpoint_options}"
-            )
+            evaluate = shell_command("evaluate", Path(self.run_folder)) + self.checkpoint_options
             stderr.print(
                 f"note: the model card has no scores; to store scores in the run, use `{evaluate}`"
             )

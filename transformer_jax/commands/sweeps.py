@@ -45,37 +45,32 @@ class Sweep(ConfigCommand):
             tuple[str, ...], arg(metavar="CONFIG...", help_behavior_hint="(required, and first)")
         ]
     ] = ()
-    """Config files, FILE:ROW, or names of shipped configs such as table3. The
-    sweep contains all rows of these configs. A report compares each row with
-    the first row."""
+    """Config files, FILE:ROW, or names of shipped configs such as table3. The sweep contains all
+    rows of these configs. A report compares each row with the first row."""
     scale: Scale = "full"
-    """Shrink all models. `half` divides the width by 2. `small` divides the
-    width by 4 and the depth by 2. `tiny` divides the width by 8 and the depth
-    by 2."""
+    """Shrink all models. `half` divides the width by 2. `small` divides the width by 4 and the
+    depth by 2. `tiny` divides the width by 8 and the depth by 2."""
     grid: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="FIELD=VALUE,VALUE")]] = ()
     """Train a row for each combination of values. Repeat the option for each field:
-    `--grid model.num_heads=1,2,4 --grid model.d_k=16,32`. The report then
+    `--grid model.num_layers=2,4,6 --grid model.d_k=16,32`. The report then
     contains main effects, matched contrasts, and interactions."""
     rows: tuple[str, ...] = ()
     """Train only the first row and the rows with these names."""
     seeds: int = 3
-    """Number of random seeds per row. A single seed is not enough to show that
-    rows differ."""
+    """Number of random seeds per row. A single seed is not enough to show that rows differ."""
     control: FlagCreatePairsOff[bool] = False
     """Also train a copy of the first row with other seeds. The report then shows
     how large a difference between two identical models looks."""
     tune: Annotated[tuple[str, ...], arg(metavar="FIELD VALUE VALUE...")] = ()
-    """Choose the value of a field, such as `train.learning_rate_scale 0.5 1 2`, for
-    each row. Each row gets one trial for each value. The trial with the lowest
-    perplexity on the development set determines the value that the row's
-    other runs use. Trials have their own seeds."""
+    """Choose the value of a field, such as `train.learning_rate_scale 0.5 1 2`, for each row. Each
+    row gets one trial for each value. The trial with the lowest perplexity on the development set
+    determines the value that the row's other runs use. Trials have their own seeds."""
     tune_seeds: int = 1
     """Number of trials for each value of --tune and each row."""
     out: Annotated[Path | None, arg(metavar="SWEEP")] = None
-    """The sweep's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME.
-    Default: sweeps/NAME, where NAME is the first config's name. If that folder
-    contains a sweep with different configs, the default is sweeps/NAME-2, and
-    so on."""
+    """The sweep's folder, which can be gs://BUCKET/NAME or s3://BUCKET/NAME. Default: sweeps/NAME,
+    where NAME is the first config's name. If that folder contains a sweep with different configs,
+    the default is sweeps/NAME-2, and so on."""
     launcher: Literal["local", "slurm", "skypilot", "kubernetes"] = "local"
     """`local` trains on this machine's devices and waits until all runs end.
     `slurm` submits the runs to Slurm. `skypilot` and `kubernetes` store the
@@ -86,18 +81,16 @@ class Sweep(ConfigCommand):
     """Number of accelerators to use. On a CPU, the option sets the number of
     concurrent workers. Default: as many as possible."""
     group: int | None = None
-    """Number of runs that train in one program on one device. The runs in a
-    group differ only in their seeds and numeric settings. On accelerators, a
-    group trains faster than its runs would one after the other. Default: on
-    accelerators, as many as the memory allows; on a CPU, 1. Grouping changes a
-    run's results only by rounding."""
+    """Number of runs that train in one program on one device. The runs in a group differ only in
+    their seeds and numeric settings. On accelerators, a group trains faster than its runs would one
+    after the other. Default: on accelerators, as many as the memory allows; on a CPU, 1. Grouping
+    changes a run's results only by rounding."""
     runs_per_device: int = 1
     """Number of processes that share each GPU and divide its memory. Use this
     option if single runs do not keep a GPU busy and cannot form groups."""
     step_timeout: float = 60.0
-    """Stop a run that sends no heartbeat for this many seconds. The timeout is
-    longer if the run's steps are slow. A run sends a heartbeat after every
-    three steps."""
+    """Stop a run that sends no heartbeat for this many seconds. The timeout is longer if the run's
+    steps are slow. A run sends a heartbeat after every three steps."""
     dry_run: FlagCreatePairsOff[bool] = False
     """Print the number of runs and the resources they need, without training. With
     --launcher skypilot or kubernetes: print the YAML file."""

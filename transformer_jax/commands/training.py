@@ -240,15 +240,11 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
         now = {**copy.versions, **new.metadata(steps[-1]).get("environment", {})}
         now["runs in the program"] = str(copy.group)
     changes = [change for before in recorded for change in describe_changes(before, now)]
-    also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
-    raise NotReproducedError(
-        f"{original.path} is not reproduced: the parameters differ at step {differing[0]}"
-        + (
-            also
-            if changes
-            else ", although the text and the recorded versions, devices, and settings are the same"
-        )
-    )
+    also = ", although the text and the recorded versions, devices, and settings are the same"
+    if changes:
+        also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
+    problem = f"is not reproduced: the parameters differ at step {differing[0]}"
+    raise NotReproducedError(f"{original.path} {problem}{also}")
 
 
 def _print_next(folder: RunFolder, group: ProcessGroup) -> None:

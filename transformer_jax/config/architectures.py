@@ -1,7 +1,7 @@
 """Check that a model changes only the defaults of fields that its architecture uses."""
 
 from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
-from transformer_jax.config.validation import PartName, UsedBy, annotations
+from transformer_jax.config.validation import UsedBy, annotations, part_fields
 
 USED_BY = {
     field: rule.architectures
@@ -10,9 +10,7 @@ USED_BY = {
     if isinstance(rule, UsedBy)
 }
 # An architecture from outside the package can use every field.
-OWN = next(
-    rule.own for rule in annotations(ModelConfig)["architecture"][1] if isinstance(rule, PartName)
-)
+OWN = part_fields(ModelConfig)["architecture"].own
 
 
 def uses(model: ModelConfig, field: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from transformer_jax.config import DataConfig
 from transformer_jax.data.number_words import NumberWords
-from transformer_jax.data.splits import Split
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.text_files import TextFiles
 from transformer_jax.data.tf_datasets import TranslationDataset
 from transformer_jax.data.tree_files import TreeFiles
@@ -37,28 +37,19 @@ class Corpus(Protocol):
 CORPORA = Registry[Callable[[DataConfig], Corpus]]("data.corpus")
 
 
-@CORPORA.register("number_words")
-def _read_number_words(config: DataConfig) -> Corpus:
-    return NumberWords(config.num_pairs, config.max_numbers_per_line, config.max_digits)
+CORPORA.register("number_words")(
+    lambda c: NumberWords(c.num_pairs, c.max_numbers_per_line, c.max_digits)
+)
+CORPORA.register("tfds")(lambda c: TranslationDataset(c.dataset, c.languages, c.folder))
+CORPORA.register("trees")(lambda c: TreeFiles(c.folder))
 
 
 @CORPORA.register("text")
 def _read_text(config: DataConfig) -> Corpus:
-    corpus = TextFiles(
-        {"train": config.train, "dev": config.dev, "test": config.test}, config.folder
-    )
+    files = {split: getattr(config, split) for split in SPLITS}
+    corpus = TextFiles(files, config.folder)
     corpus.note_mistakes()
     return corpus
-
-
-@CORPORA.register("tfds")
-def _read_tf_dataset(config: DataConfig) -> Corpus:
-    return TranslationDataset(config.dataset, config.languages, config.folder)
-
-
-@CORPORA.register("trees")
-def _read_trees(config: DataConfig) -> Corpus:
-    return TreeFiles(config.folder)
 
 
 def bleu_tokenizer(config: DataConfig) -> str:

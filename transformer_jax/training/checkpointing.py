@@ -173,10 +173,6 @@ class Checkpointer:
         self.manager.record_score(self.last_step, scores, metadata)
         self.unscored = None
 
-    def discard(self) -> None:
-        """Delete the latest checkpoint, because its perplexity is not finite."""
-        self.manager.discard(self.last_step)
-
     def wait(self) -> None:
         """Wait until all processes have written their checkpoints to disk."""
         self.manager.wait()

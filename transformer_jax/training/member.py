@@ -5,7 +5,6 @@ import functools
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import jax
@@ -59,7 +58,7 @@ class Assignment:
     on_end: OnEnd = lambda _: None
 
 
-class Member:
+class Member(contextlib.ExitStack):
     """A run that the training loop trains, alone or together with others in one program.
 
     On exit, this context manager waits until a checkpoint is written, and releases the run's lock.
@@ -74,26 +73,15 @@ class Member:
         is_alone: bool,
     ) -> None:
         """Store the arguments. Unless `is_alone` is true, other runs may share the device."""
+        super().__init__()
         self.folder, self._console = assignment.folder, assignment.console
         self._callback, self._on_end = assignment.callback, assignment.on_end
         self._group, self._shutdown, self._is_alone = group, shutdown, is_alone
-        self._contexts = contextlib.ExitStack()
         # The steps whose reports are due but not written yet.
         self._due_reports: list[int] = []
         self.has_ended = False
         self.num_scheduled = 0
         """The number of scheduled checkpoints on disk once the run has ended."""
-
-    def __enter__(self) -> "Member":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._contexts.__exit__(kind, error, traceback)
 
     def attempt(
         self, action: Callable[Parameters, T], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -119,7 +107,7 @@ class Member:
     def lock(self) -> None:
         """Lock the run until it ends, and write its config."""
         if self._group.is_primary:
-            self._contexts.enter_context(exclusive_lock(self.folder.path))
+            self.enter_context(exclusive_lock(self.folder.path))
             self.folder.store()
 
     def prepare(self, like: RunComponents | None) -> RunComponents:
@@ -135,32 +123,25 @@ class Member:
         self._console.print("\n".join(run.summary()))
         # From here on, defer signals, because an exception in Orbax would corrupt Orbax's state.
         self._shutdown.defers_signals = True
-        self.checkpointer = self._contexts.enter_context(Checkpointer(run))
+        self.checkpointer = self.enter_context(Checkpointer(run))
+        manager = self.checkpointer.manager
         self.state, pending = self.checkpointer.restore()
         self._shutdown.check()
         self.restored = restored = self.checkpointer.last_step
         is_done = restored >= config.train.steps
         is_unscored = self.checkpointer.unscored is not None
-        has_ended = is_done or schedule.is_out_of_patience(
-            restored, self.checkpointer.manager.scores
-        )
+        has_ended = is_done or schedule.is_out_of_patience(restored, manager.scores)
         if has_ended and not is_unscored:
-            reason = (
-                "" if is_done else f" (early stopping: train.patience is {config.train.patience})"
-            )
-            self._console.print(
-                f"{self.folder.path} is already at step {restored}: nothing to do{reason}"
-            )
+            stopping = f" (early stopping: train.patience is {config.train.patience})"
+            message = f"{self.folder.path} is already at step {restored}: nothing to do"
+            self._console.print(message if is_done else message + stopping)
             self._end()
             return
         if self._group.is_primary:
             # Remove the reports that the resumed run writes again. At the restored step, a training
             # report is final if no metrics are pending, and an evaluation is final if the
             # checkpoint has a score.
-            is_final = {
-                "train": not pending,
-                "dev": restored in self.checkpointer.manager.perplexities,
-            }
+            is_final = {"train": not pending, "dev": restored in manager.perplexities}
             kept = {split for split, final in is_final.items() if final}
             truncate_metrics(self.folder.metrics, restored, kept)
         self._group.barrier()
@@ -171,7 +152,7 @@ class Member:
         self.meter = Meter(peak, pending, pending_flops, self.checkpointer.unscored)
         writer_type = MetricWriter if self._group.is_primary else NullWriter
         writer = writer_type(self.folder, self._console, self._callback, step=restored)
-        self.writer: MetricWriter = self._contexts.enter_context(writer)
+        self.writer: MetricWriter = self.enter_context(writer)
         self._evaluator = DevEvaluator(run, writer, self._shutdown)
         if is_unscored:
             with self.meter.paused():
@@ -236,7 +217,7 @@ class Member:
                 state, self.checkpointer.last_step, translate=due.translate
             )
         except DivergedError:
-            self.checkpointer.discard()
+            self.checkpointer.manager.discard(self.checkpointer.last_step)
             raise
         # Only scheduled checkpoints have a score (see `actions`).
         self.checkpointer.record_score(scores if due.is_scheduled else None)
@@ -260,7 +241,7 @@ class Member:
     def _end(self) -> None:
         self.num_scheduled = len(self.checkpointer.manager.perplexities)
         self.has_ended = True
-        self._contexts.close()
+        self.close()
         self._on_end(None)
 
     def _write_report(self, step: int, num_later: int = 0) -> None:

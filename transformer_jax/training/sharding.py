@@ -96,12 +96,8 @@ class DataParallel:
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
         """Return the shapes and shardings of `place_batch`'s output for a batch in this bucket."""
-        rows = -(-bucket.rows // self.shard.total) * self.shard.total
-        return self._abstract_batch((rows,), bucket)
-
-    def _abstract_batch(self, rows: tuple[int, ...], bucket: Bucket) -> Batch:
-        shapes = ((*rows, bucket.source), (*rows, bucket.target))
-        sharding = self.batch_sharding
+        rows, sharding = -(-bucket.rows // self.shard.total) * self.shard.total, self.batch_sharding
+        shapes = (rows, bucket.source), (rows, bucket.target)
         return Batch(*(jax.ShapeDtypeStruct(x, jnp.int32, sharding=sharding) for x in shapes))
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
@@ -176,8 +172,8 @@ class PmapDataParallel(DataParallel):
 
     def abstract_batch(self, bucket: Bucket) -> Batch:
         """Return the shapes and shardings of `place_batch`'s output for a batch in this bucket."""
-        devices = self.shard.total
-        return self._abstract_batch((devices, -(-bucket.rows // devices)), bucket)
+        batch, devices = super().abstract_batch(bucket), self.shard.total
+        return Batch(*(x.update(shape=(devices, x.shape[0] // devices, x.shape[1])) for x in batch))
 
     def compute_gradients(self, step: TrainStep, state: TrainState, batch: Batch) -> GradientSum:
         """Compute the sums over the global batch, while `pmap` traces a step on one device's rows.
