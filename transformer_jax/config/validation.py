@@ -135,13 +135,11 @@ class ConfigSection:
 
     def numbers(self) -> dict[str, float]:
         """Return the numeric settings that a compiled step takes as arguments, keyed by field."""
-        marked = {
-            key: (getattr(self, key), marks) for key, (_, marks) in annotations(type(self)).items()
-        }
         return {
             key: value
-            for key, (value, marks) in marked.items()
-            if value is not None and (NUMBER in marks or (NUMBER_UNLESS_ZERO in marks and value))
+            for key, (_, marks) in annotations(type(self)).items()
+            if (value := getattr(self, key)) is not None
+            and (NUMBER in marks or (NUMBER_UNLESS_ZERO in marks and value))
         }
 
     @property
@@ -210,38 +208,26 @@ def part_fields(cls: type) -> dict[str, PartName]:
     return {key: rule for key in rules for rule in rules[key] if isinstance(rule, PartName)}
 
 
-def _check_type(field: str, field_type: TypeForm, value: object) -> None:
-    if typing.get_origin(field_type) is Literal:
-        choices = typing.get_args(field_type)
-        if not _is_choice(value, choices):
-            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-            words = ", ".join(map(repr, choices))
-            raise ConfigError.from_field(field, f"one of {words}", value, hint)
+def _check_type(field: str, form: TypeForm, value: object) -> None:
+    """Raise a ConfigError if a value does not have the type of its field."""
+    if isinstance(value, FIELD_TYPES) and _find_wrong(form, value, field) is None:
         return
-    allowed = (
-        typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
-    )
-    plain = tuple(typing.get_origin(k) or k for k in allowed)
-    # A float field accepts an int. A numeric field rejects a bool, even though bool is a subclass
-    # of int.
-    accepted = (*plain, int) if float in plain else plain
-    if (
-        not isinstance(value, accepted)
-        or (isinstance(value, bool) and bool not in plain)
-        or (isinstance(value, tuple) and not _is_tuple_of_strings(value, allowed))
-    ):
-        is_list = tuple[str, ...] in allowed
-        names = {types.NoneType: "None", tuple: "strings" if is_list else "a pair of strings"}
-        wanted = " or ".join(names.get(k, k.__name__) for k in plain)
-        raise ConfigError.from_field(field, wanted, value)
+    options = typing.get_args(form)
+    if typing.get_origin(form) is Literal:
+        hint = did_you_mean(value, options) if isinstance(value, str) else ""
+        raise ConfigError.from_field(field, f"one of {', '.join(map(repr, options))}", value, hint)
+    allowed = options if isinstance(form, types.UnionType) else (form,)
+    wanted = " or ".join(FIELD_WORDS.get(x) or x.__name__ for x in allowed)
+    raise ConfigError.from_field(field, wanted, value)
 
 
-def _is_tuple_of_strings(value: tuple[object, ...], allowed: Iterable[TypeForm]) -> bool:
-    """Return whether a tuple has the length and types of one of the allowed forms."""
-    is_text = all(type(item) is str for item in value)
-    return is_text and any(form == tuple[str, ...] or len(value) == 2 for form in allowed)
-
-
+FIELD_TYPES = (bool, int, float, str, tuple, types.NoneType)
+"""The types of the values of config fields."""
+FIELD_WORDS: dict[TypeForm, str] = {
+    types.NoneType: "None",
+    tuple[str, str]: "a pair of strings",
+    tuple[str, ...]: "strings",
+}
 WORDS: dict[TypeForm, str] = {
     bool: "True or False",
     int: "an integer",
@@ -299,7 +285,8 @@ def _find_wrong(form: TypeForm, value: object, place: str) -> tuple[str, object]
             return None
         return next((x for x in found if x is not None and x[0] != place), (place, value))
     if origin is Literal:
-        is_valid = _is_choice(value, options)
+        # The value can be an array.
+        is_valid = any(isinstance(value, type(x)) and value == x for x in options)
     elif form in (int, float):
         kind = numbers.Integral if form is int else numbers.Real
         is_valid = isinstance(value, kind) and not isinstance(value, bool)
@@ -307,7 +294,7 @@ def _find_wrong(form: TypeForm, value: object, place: str) -> tuple[str, object]
         is_valid = True
     elif hasattr(origin, "array_type"):
         is_valid = isinstance(value, origin.array_type)
-    elif origin in LIST_FORMS:
+    elif origin in LIST_FORMS or options[1:] == (...,):
         is_valid = isinstance(value, Iterable) and not isinstance(value, NOT_LISTS)
         items = ((i, options[0], x) for i, x in enumerate(values)) if options != (str,) else ()
     elif origin is tuple:
@@ -320,11 +307,6 @@ def _find_wrong(form: TypeForm, value: object, place: str) -> tuple[str, object]
             items = ((k, *typed) for k, pair in zip(value, pairs, strict=True) for typed in pair)
     wrong = (_find_wrong(part, item, f"{place}[{key!r}]") for key, part, item in items)
     return next(filter(None, wrong), None if is_valid else (place, value))
-
-
-def _is_choice(value: object, choices: Iterable[object]) -> bool:
-    """Return whether a value, which can be an array, is one of the choices."""
-    return any(isinstance(value, type(x)) and value == x for x in choices)
 
 
 def _describe(form: TypeForm) -> str:
