@@ -69,8 +69,15 @@ def start_backend(cpu_threads: int | None = None) -> None:
         _set_gpu_flags()
         _check_flags()
     threads = _configured_threads() or (None if is_running else cpu_threads) or count_usable_cores()
-    with _variable(THREAD_VARIABLES[0], str(threads)):
+    # Set the variable only temporarily, so that child processes do not inherit it.
+    name, before = THREAD_VARIABLES[0], os.environ.get(THREAD_VARIABLES[0])
+    os.environ[name] = str(threads)
+    try:
         _start()
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
     settings = {name: str(_setting(name)) for name in SETTINGS}
     _environment.update(settings, XLA_FLAGS=os.environ.get("XLA_FLAGS", ""))
     if jax.default_backend() == "cpu":
@@ -186,20 +193,6 @@ def _describe_failure(platforms: str | None, error: BaseException) -> str:
 def _configured_threads() -> int | None:
     values = (os.environ.get(name, "") for name in THREAD_VARIABLES)
     return next((int(value) for value in values if value.isdecimal() and int(value)), None)
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable temporarily, so that child processes do not inherit it."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"

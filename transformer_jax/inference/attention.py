@@ -78,7 +78,7 @@ class Attention:
             "decoder": AttentionMap("decoder self-attention", self.decoder, *read, *read),
             "cross": AttentionMap("cross-attention", self.cross, *predicted, *source),
         }
-        return {kind: of_kind for kind, of_kind in maps.items() if of_kind.num_layers}
+        return {kind: of_kind for kind, of_kind in maps.items() if len(of_kind.weights)}
 
     def show(self, **selection: Any) -> AttentionPage:  # noqa: ANN401 (the fields in `Selection`)
         """Return an interactive page for display in a notebook.

@@ -105,7 +105,7 @@ def _head_lines(
 
 
 def _draw_grid(chosen: AttentionMap) -> Figure:
-    layers, heads = chosen.num_layers, chosen.num_heads
+    layers, heads = chosen.weights.shape[:2]
     size = (heads * CELL + 0.9, layers * CELL + 1.1)
     figure = Figure(figsize=size, layout="constrained")
     for row, all_axes in enumerate(figure.subplots(layers, heads, squeeze=False)):
@@ -158,8 +158,9 @@ def _add_color_bar(figure: Figure) -> None:
 
 
 def _title(chosen: AttentionMap, indices: Resolved) -> str:
-    title = f"{chosen.label.capitalize()}, layer {indices.layer + 1} of {chosen.num_layers}"
-    if len(indices.heads) == chosen.num_heads:
+    layers, heads = chosen.weights.shape[:2]
+    title = f"{chosen.label.capitalize()}, layer {indices.layer + 1} of {layers}"
+    if len(indices.heads) == heads:
         return title
     numbers = ", ".join(str(head + 1) for head in indices.heads)
     return f"{title}, head{'s' if len(indices.heads) > 1 else ''} {numbers}"
@@ -192,8 +193,8 @@ def draw_heads(
         losses: the loss without the k least important heads, for k = 0, 1, 2, and so on.
         limit: the largest acceptable loss.
     """
-    num_layers, num_heads = next(iter(increases.values())).shape
-    map_width, map_height = 1.0 + 0.34 * max(num_heads, 5), 1.8 + 0.34 * num_layers
+    layers, heads = next(iter(increases.values())).shape
+    map_width, map_height = 1.0 + 0.34 * max(heads, 5), 1.8 + 0.34 * layers
     figure = Figure(
         figsize=(max(map_width * len(increases), 8.0), map_height + 3.0), layout="constrained"
     )
@@ -204,8 +205,8 @@ def draw_heads(
     for axes, (kind, values) in zip(maps, increases.items(), strict=True):
         image = axes.imshow(values, cmap=DIVERGING, vmin=-largest, vmax=largest, aspect="auto")
         axes.set(title=kind, xlabel="head")
-        axes.set_xticks(range(num_heads), [str(i + 1) for i in range(num_heads)])
-        axes.set_yticks(range(num_layers), [str(i + 1) for i in range(num_layers)])
+        axes.set_xticks(range(heads), [str(i + 1) for i in range(heads)])
+        axes.set_yticks(range(layers), [str(i + 1) for i in range(layers)])
     maps[0].set_ylabel("layer")
     options = {"location": "bottom", "aspect": 50, "ticks": MaxNLocator(5)}
     bar = upper.colorbar(image, ax=maps, **options)

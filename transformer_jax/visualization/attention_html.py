@@ -85,8 +85,8 @@ def _describe(map_: AttentionMap) -> JsonObject:
         "keyLabel": map_.key_label,
         "queries": map_.queries,
         "keys": map_.keys,
-        "numLayers": map_.num_layers,
-        "numHeads": map_.num_heads,
+        "numLayers": map_.weights.shape[0],
+        "numHeads": map_.weights.shape[1],
         "weights": base64.b64encode(quantized.tobytes()).decode(),
     }
 

@@ -38,16 +38,6 @@ class AttentionMap:
         object.__setattr__(self, "queries", tuple(map(printable, self.queries)))
         object.__setattr__(self, "keys", tuple(map(printable, self.keys)))
 
-    @property
-    def num_layers(self) -> int:
-        """The number of layers."""
-        return self.weights.shape[0]
-
-    @property
-    def num_heads(self) -> int:
-        """The number of heads in each layer."""
-        return self.weights.shape[1]
-
 
 AttentionMaps = Mapping[str, AttentionMap]
 
@@ -57,4 +47,4 @@ def select(maps: AttentionMaps, selection: Selection) -> tuple[AttentionMap, Res
     if selection.kind not in maps:
         raise UsageError(f"kind must be one of {', '.join(maps)}, got {selection.kind!r}")
     chosen = maps[selection.kind]
-    return chosen, selection.resolve(chosen.num_layers, chosen.num_heads, len(chosen.queries))
+    return chosen, selection.resolve(*chosen.weights.shape[:3])
