@@ -42,8 +42,7 @@ def create_run(
     check_available(path)
     other = None if init_from is None else load(init_from, average_checkpoints=1)
     if other is not None:
-        _check_same_function(config.model, other)
-        _check_same_normalization(config, other)
+        _check_same_meaning(config, other)
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare_text(config.data, vocabulary)
     prepared.note_problems()
@@ -141,27 +140,18 @@ def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:
                 )
 
 
-def _check_same_function(config: ModelConfig, other: Run) -> None:
-    """Raise `UsageError` if the two models would use the same parameters differently."""
-    ours, theirs = _function_fields(config), _function_fields(other.config.model)
-    for field, value in theirs.items():
-        if ours.get(field, value) != value:
-            raise UsageError(
-                f"the parameters of {other.folder.path} were trained with model.{field} {value}, "
-                f"not {ours[field]}: use ",
-                Setting(f"model.{field}", value),
-            )
-
-
-def _check_same_normalization(config: Config, other: Run) -> None:
-    """Raise `UsageError` if the config requires rules that the other vocabulary does not have."""
-    ours, theirs = config.data.normalization, other.config.data.normalization
-    if ours != theirs:
-        raise UsageError(
-            f"the vocabulary of {other.folder.path} was made with data.normalization {theirs}, "
-            f"not {ours}: use ",
-            Setting("data.normalization", theirs),
-        )
+def _check_same_meaning(config: Config, other: Run) -> None:
+    """Raise `UsageError` if the other run's parameters or vocabulary have a different meaning."""
+    ours, theirs = _function_fields(config.model), _function_fields(other.config.model)
+    params = f"the parameters of {other.folder.path} were trained"
+    checks = [(params, f"model.{key}", ours.get(key, x), x) for key, x in theirs.items()]
+    vocabulary = f"the vocabulary of {other.folder.path} was made"
+    own, made = config.data.normalization, other.config.data.normalization
+    checks.append((vocabulary, "data.normalization", own, made))
+    for origin, field, value, needed in checks:
+        if value != needed:
+            message = f"{origin} with {field} {needed}, not {value}: use "
+            raise UsageError(message, Setting(field, needed))
 
 
 def _function_fields(config: ModelConfig) -> dict[str, object]:
