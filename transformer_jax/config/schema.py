@@ -23,6 +23,7 @@ from transformer_jax.config.sections import (
 from transformer_jax.config.validation import (
     LARGEST,
     ConfigError,
+    NamedFields,
     annotations,
     check_field_name,
     field_names,
@@ -56,7 +57,7 @@ ALLOWED_WITH_BASE_WIDTH = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(NamedFields):
     """One experiment. `Config()` is the paper's base model, trained on the `number_words` corpus.
 
     Raises:
@@ -255,7 +256,7 @@ def choose_num_shapes(config: Config) -> int:
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(NamedFields):
     """The paper's results for a row of Table 3. Results that the paper omits are None."""
 
     perplexity: float | None = None
@@ -274,13 +275,19 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(NamedFields):
     """A row in a sweep: an experiment and the paper's results for this experiment."""
 
     config: Config
     paper: Paper = Paper()
     is_control: bool = False
     """Whether this row is a copy of the first row with other seeds (a true difference of 0)."""
+
+    def __post_init__(self) -> None:
+        for key, kind in (("config", Config), ("paper", Paper)):
+            if not isinstance(value := getattr(self, key), kind):
+                name = type(value).__name__
+                raise ConfigError(f"the {key} of a row must be a {kind.__name__}, got {name}")
 
 
 def is_own_search(result: Mapping[str, object], decode: DecodeConfig) -> bool:

@@ -108,7 +108,17 @@ NUMBER_UNLESS_ZERO = Mark(
 )
 
 
-class ConfigSection:
+class NamedFields:
+    """Base class for dataclasses that report a misspelled field with the most similar name."""
+
+    def __new__(cls, *_: object, **fields: object) -> Self:
+        """Raise a ConfigError if one of the fields does not exist."""
+        for key in fields:
+            check_field_name(key, field_names(cls), cls.__name__)
+        return super().__new__(cls)
+
+
+class ConfigSection(NamedFields):
     """Base class for config sections. Creating a section checks each field's type and rules."""
 
     name: ClassVar[str]

@@ -14,7 +14,15 @@ from example_configs import FIELDS, KINDS, RANGES, SECTIONS, alternatives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from transformer_jax.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    Paper,
+    Row,
+    TrainConfig,
+)
 from transformer_jax.config.architectures import USED_BY
 from transformer_jax.config.loading import load_config, load_rows, shipped_configs
 from transformer_jax.config.schema import choose_num_shapes
@@ -365,6 +373,22 @@ def test_a_misspelled_section_is_reported_with_the_right_name() -> None:
         for typo in sorted(typos(name) - {name}):
             with pytest.raises(ConfigError, match=f"'{typo}' of config; did you mean '{name}'"):
                 Config().change(**{typo: {}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (ModelConfig, {"num_head": 4}, "'num_head' of ModelConfig; did you mean 'num_heads'?"),
+        (Config, {"modle": 1}, "'modle' of Config; did you mean 'model'?"),
+        (Row, {"config": 5}, "the config of a row must be a Config, got int"),
+        (Row, {"config": Config(), "paper": 4.92}, "the paper of a row must be a Paper, got float"),
+        (Paper, {"belu": 27.3}, "'belu' of Paper; did you mean 'bleu'?"),
+    ],
+)
+def test_a_constructor_reports_a_mistake_in_one_line(kind: Any, fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(**fields)
+    assert str(caught.value).removeprefix("unknown field ") == message
 
 
 def test_a_name_without_similar_ones_gets_no_suggestion() -> None:
