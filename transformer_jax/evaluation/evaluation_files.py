@@ -57,9 +57,10 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     with uploading(folder, written), storage_errors(problem):
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
-            # Delete the existing scores first, because they belong to the old texts.
-            for scores in folder.glob("*.json"):
-                scores.unlink()
+            # The comparisons belong to the old texts. The old scores remain until the new ones
+            # replace them, so `status` always finds scores. Their digests reject the new texts.
+            for comparison in folder.glob("baseline-*.json"):
+                comparison.unlink()
         rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
         texts[folder / "sentences.csv"] = encode_lines(rows)
         for path, text in texts.items():

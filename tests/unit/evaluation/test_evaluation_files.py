@@ -130,7 +130,7 @@ def test_each_way_of_translating_has_its_own_folder() -> None:
     assert "dev-step8-average1-beam1-alpha0.6-length-penalty-power" in names
 
 
-def test_scores_are_never_stored_next_to_other_translations(
+def test_scores_are_never_read_with_other_translations(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_evaluation(run, evaluation_of(REFERENCES))
@@ -145,7 +145,10 @@ def test_scores_are_never_stored_next_to_other_translations(
     monkeypatch.setattr(evaluation_files, "write_json", no_space)
     with pytest.raises(StorageError, match="no space left"):
         save_evaluation(run, evaluation_of(SOURCES))
-    assert list(folder.glob("*.json")) == []
+    # Another command may look for the scores at this moment, so they still exist.
+    assert [path.name for path in folder.glob("*.json")] == ["scores.json"]
+    with pytest.raises(StorageError, match="differs from what was written: evaluate the run again"):
+        read_translations(folder)
 
 
 def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
