@@ -142,8 +142,12 @@ def check_table(widths: Iterable[int] = WIDTHS) -> Table:
 
 
 def rate_table(widths: Iterable[int] = WIDTHS, seeds: int = 1) -> Table:
-    """Return the mean loss over seeds, by rule, width, and learning rate at `BASE_WIDTH`."""
-    table = [["rule", "width", *(f"2^{math.log2(rate):.0f}" for rate in RATES)]]
+    """Return the mean loss over seeds and the best rate, by rule, width, and learning rate.
+
+    The learning rates are those at `BASE_WIDTH`.
+    """
+    names = [f"2^{math.log2(rate):.0f}" for rate in RATES]
+    table = [["rule", "width", *names, "best"]]
     for rule in ("the paper", "base_width"):
         for width in widths:
             losses = []
@@ -153,9 +157,8 @@ def rate_table(widths: Iterable[int] = WIDTHS, seeds: int = 1) -> Table:
                 configs = [make_config(width, rule, rate, **fields) for rate in RATES]
                 losses.append(train_losses(configs, make_batches(configs[0])))
             means = np.mean(losses, axis=0)
-            best = np.nanargmin(means)
-            cells = [f"**{x:.3f}**" if i == best else f"{x:.3f}" for i, x in enumerate(means)]
-            table.append([rule, str(width), *cells])
+            best = names[int(np.nanargmin(means))]
+            table.append([rule, str(width), *(f"{x:.3f}" for x in means), best])
     return table
 
 

@@ -1,8 +1,9 @@
-"""Test the coordinate check of learning rates by width."""
+"""Test the experiments with learning rates by width."""
 
 import pytest
 
-from experiments.width import check_table
+from experiments import width
+from experiments.width import check_table, main
 
 
 @pytest.mark.exhaustive
@@ -17,3 +18,19 @@ def test_changes_grow_with_the_width_except_with_a_base_width() -> None:
         assert growth[0] > 3
         assert growth[1] > 2
         assert 0.5 < growth[2] < 1.5
+
+
+def test_both_rules_have_the_same_losses_at_the_base_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"SWEEP_STEPS": 10, "LAST_STEPS": 2, "RATES": (2.0**-13, 2.0**-5)}.items():
+        monkeypatch.setattr(width, name, value)
+    monkeypatch.setattr("sys.argv", ["width", "--rates", "--widths", "32"])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    header, _, paper, base = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert header == ["rule", "width", "2^-13", "2^-5", "best"]
+    assert paper[1:] == base[1:]
+    # With the low rate, the loss hardly changes from its initial value.
+    assert float(paper[3]) < float(paper[2])
+    assert paper[4] == "2^-5"
