@@ -27,8 +27,10 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "transformer_jax"
-# A command-line option, possibly with values, that fits on one line of a phone screen.
-OPTION = re.compile(r"<code>(--[^<\n]{1,36})</code>")
+INLINE_CODE = re.compile(r"<code>[^<\n]+</code>")
+# An option that fits on one line of a phone screen. Its values are included if the code contains
+# nothing else.
+OPTION = re.compile(r"(?<=<code>)--[^<]{1,36}(?=<)|(?<![\w-])--[a-z][\w.-]{1,34}(?![\w.-])")
 LINK = re.compile(r"(\]\(|\]: )([\w./-]+)")
 MATH = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|`[^`]*`", re.DOTALL)
 COLAB = "https://colab.research.google.com/github"
@@ -70,7 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: objec
 
 def on_page_content(html: str, **_: object) -> str:
     """Mark each short command-line option so that the style sheet can keep it on one line."""
-    return OPTION.sub(r'<code class="option">\1</code>', html)
+    marked = r'<span class="option">\g<0></span>'
+    return INLINE_CODE.sub(lambda code: OPTION.sub(marked, code[0]), html)
 
 
 def linked_files(pages: list[str]) -> set[str]:
