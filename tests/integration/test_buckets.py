@@ -94,7 +94,7 @@ def test_a_killed_run_is_resumed_on_another_machine_with_more_devices_and_used_o
         assert "perplexity" in output
         server.weather.is_down = True
         output = run(server, third, "translate", url, code=74)
-        assert f"{url} could not be listed: no answer for 2 s" in output.splitlines()[-1]
+        assert f"{url} could not be listed: no response for 2 s" in output.splitlines()[-1]
 
 
 @pytest.mark.exhaustive

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Python cannot handle signals while JAX waits in C++, so longer waits are split into waits of this
-# length.
+# Python cannot handle signals while JAX waits in C++, so longer waits are split into intervals of
+# this length.
 POLL_MILLISECONDS = 2000
 # If a machine becomes unreachable, JAX ends the run after this many seconds. `FailurePropagation`
 # usually ends the run earlier.
@@ -38,7 +38,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 60
 class ProcessGroup:
     """The processes that train one model together.
 
-    Every process must call the methods in the same order. If a process fails, `FailurePropagation`
+    All processes must call the methods in the same order. If a process fails, `FailurePropagation`
     ends the processes that are waiting for it.
     """
 

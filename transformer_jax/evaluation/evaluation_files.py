@@ -47,7 +47,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
     """
     for single in evaluation.per_checkpoint:
         save_evaluation(run, single)
-    # Code that looks for the scores of a run reads only the folder "evaluations".
+    # Code that reads the scores of a run looks only in the folder "evaluations".
     kind = "ensembles" if "members" in evaluation.result else "evaluations"
     folder = run.folder.path / kind / folder_name(evaluation.result)
     names = ("source.txt", "hypothesis.txt", "reference.txt")
@@ -101,8 +101,8 @@ def find_result(
 ) -> JsonObject | None:
     """Return the stored result of an evaluation with these settings, or None if there is none.
 
-    The settings include `data.bleu_tokenizer`, which a resumed run may change. A result that lacks
-    a score or `by_length`, for example after a change by hand, is ignored.
+    The settings include `data.bleu_tokenizer`, which a resumed run may change. A result is
+    ignored if a score or `by_length` is missing, for example because a user has edited the file.
     """
     settings = {
         "split": split,
@@ -129,7 +129,8 @@ def find_result(
 def folder_name(result: JsonObject) -> str:
     """Return a folder name that is unique to the split, checkpoints, decode config, and members.
 
-    It lists the decode fields that differ from the defaults, not from the run's mutable config.
+    The name contains the decode fields that differ from the defaults. It does not depend on the
+    run's config, because `resume` can change it.
     """
     decode = dict(result["decode"])
     name = f"{result['split']}-step{result['step']}-average{result['average_checkpoints']}"

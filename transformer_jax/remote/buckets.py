@@ -1,8 +1,8 @@
-"""Objects in a bucket of Google Cloud Storage or S3, through the fsspec libraries gcsfs and s3fs.
+"""Objects in a bucket of Google Cloud Storage or S3, with the fsspec libraries gcsfs and s3fs.
 
 A write replaces a whole object atomically. Each object that this module writes stores the SHA-256
 of its contents. Each download compares the contents with this digest, and a damaged response is
-requested again. If a server does not answer, requests are repeated for `RETRY_VARIABLE` seconds.
+requested again. If a server does not respond, requests are retried for `RETRY_VARIABLE` seconds.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ RETRY_VARIABLE = "TRANSFORMER_JAX_RETRY_SECONDS"
 DEFAULT_RETRY_SECONDS = 150.0
 # The first pause and the longest pause between two attempts, in seconds.
 PAUSES = 0.5, 15.0
-# How many times to read an object whose contents do not match its digest.
+# The number of attempts to read an object whose contents do not match its digest.
 MAX_READS = 4
 # gcsfs uploads larger objects in chunks.
 MULTIPART_BYTES = 5 << 20
@@ -199,10 +199,10 @@ class Bucket:
             ) from None
 
     def _attempt(self, request: Callable[[], T], verb: str) -> T:
-        """Repeat a request until the server answers, and return the result.
+        """Retry a request until the server responds, and return the result.
 
         Raises:
-            StorageError: the server does not answer for `RETRY_VARIABLE` seconds, or there are no
+            StorageError: the server does not respond for `RETRY_VARIABLE` seconds, or there are no
                 credentials, no bucket, or no permission.
             PreconditionError: the object already exists.
         """
@@ -219,13 +219,13 @@ class Bucket:
                 if time.monotonic() + pause > deadline:
                     reason = summarize_error(error)
                     raise StorageError(
-                        f"{self.url} could not be {verb}: no answer for {seconds:.0f} s "
+                        f"{self.url} could not be {verb}: no response for {seconds:.0f} s "
                         f"({reason}); check the network"
                     ) from error
                 if not is_noted:
                     is_noted = True
                     note(
-                        f"{self.url} does not answer ({summarize_error(error)}): trying again for "
+                        f"{self.url} is not responding ({summarize_error(error)}): retrying for "
                         f"{seconds:.0f} s"
                     )
             time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 (no cryptography)
@@ -244,7 +244,7 @@ class Bucket:
         is_forbidden = str(error).startswith("Forbidden") or code == "403"
         if isinstance(error, PermissionError) or is_forbidden:
             reason = summarize_error(error)
-            raise StorageError(f"{problem}no permission ({reason})") from error
+            raise StorageError(f"{problem}permission denied ({reason})") from error
         if isinstance(error, FileNotFoundError):
             raise StorageError(
                 f"{problem}there is no bucket {self._scheme}://{self._bucket}"
@@ -255,8 +255,8 @@ class Bucket:
 
 @functools.cache
 def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
-    """Return the client for a scheme. `_servers` is part of the key of the cache."""
-    # `Bucket` reports the errors that these libraries would also log.
+    """Return the client for a scheme. `_servers` is only part of the cache key."""
+    # These libraries also log the errors that `Bucket` reports.
     for library in LIBRARIES:
         logging.getLogger(library).setLevel(logging.CRITICAL)
     feature = f"a folder at {scheme}://"
@@ -272,16 +272,16 @@ def _open_file_system(scheme: str, _servers: tuple[str | None, ...]) -> object:
     files = s3fs.S3FileSystem(
         use_listings_cache=False, skip_instance_cache=True, config_kwargs=config
     )
-    # `Bucket` repeats requests itself and prints a note.
+    # `Bucket` retries requests itself and prints a note.
     files.retries = 1
     return files
 
 
 def _breaks_multipart(content: bytes | Path) -> bool:
-    """Return whether gcsfs would upload a small object such that a server may change it.
+    """Return whether a server could misread the object in a multipart upload by gcsfs.
 
-    gcsfs separates an object from the end of the request by a line feed and a fixed boundary. A
-    carriage return at the end of the object then looks like a part of the separator.
+    gcsfs writes a line feed and a fixed boundary after the object. If the object ends with a
+    carriage return, the server can mistake this character for a part of the separator.
     """
     if isinstance(content, Path):
         if content.stat().st_size >= MULTIPART_BYTES:

@@ -1,8 +1,8 @@
-"""The local copies of runs in buckets: every process works on a copy.
+"""Manage the local copies of runs in buckets, on which all processes work.
 
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
 downloads what has changed, except for the arrays in checkpoints, which `repair` downloads when they
-are read. `uploading` uploads single files, and `session.training` uploads a run that is being
+are read. `uploading` uploads individual files, and `session.training` uploads a run that is being
 trained. All other code uses local paths; messages show URLs instead (see `errors.PATHS_SHOWN_AS`).
 """
 
@@ -36,14 +36,16 @@ def local_path(path: str | Path) -> Path:
     if match is None:
         path = Path(expand_path(str(path)))
         if ROOT in path.parts:
-            # The path can be that of a local copy, which messages show as a URL.
+            # The path may be in a local copy, which messages show as a URL.
             _root()
         return path
     parts = PurePosixPath(match[2] or "").parts
     if not parts:
-        raise UsageError(f"{path} names no bucket: write a URL such as {match[1]}://my-bucket/run")
+        raise UsageError(
+            f"{path} does not name a bucket: use a URL such as {match[1]}://my-bucket/run"
+        )
     if any(is_stray(part) for part in parts):
-        raise UsageError(f"{match[1]}://{match[2]} contains a name that runs cannot have")
+        raise UsageError(f"{match[1]}://{match[2]} contains a name that is not allowed in a run")
     folder = _root().joinpath(match[1], *parts)
     refresh(folder)
     return folder
@@ -113,7 +115,7 @@ def publish(path: Path) -> None:
 
 
 def state_file(folder: Path, suffix: str) -> Path:
-    """Return the path of a file that records the state of a local copy, or who changes it."""
+    """Return the path of a file with the state of a local copy, or with a lock."""
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return cache_folder(STATE) / f"{key}.{suffix}"
 
@@ -139,7 +141,7 @@ def live_paths() -> Iterator[Path]:
 
 
 def machine() -> str:
-    """Return a random name that identifies this cache, which only processes on this machine use."""
+    """Return a random ID for this cache. Leases use it to identify this machine."""
     path = cache_folder(STATE) / "machine"
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         file.write(secrets.token_hex(8))

@@ -80,8 +80,8 @@ class Lease:
         """Extend the lease. Raise a StorageError if another process has taken it."""
         if max(self._numbers(), default=self._number) > self._number:
             raise StorageError(
-                f"{self._url} is being used by another process, because this one did not renew "
-                f"its lease for {lease_seconds():.0f} s; the run contains only what was uploaded"
+                f"another process has taken over {self._url}, because this one did not renew its "
+                f"lease for {lease_seconds():.0f} s; the bucket contains only what was uploaded"
             )
         self._renewals += 1
         self._write()
@@ -105,7 +105,7 @@ class Lease:
             return
         holder = f"process {first.get('pid')} on {first.get('host')}"
         seconds = lease_seconds()
-        note(f"{self._url}: waiting up to {seconds:.0f} s to see whether {holder} still uses it")
+        note(f"{self._url}: waiting up to {seconds:.0f} s to see if {holder} is still active")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(seconds / RENEWALS / 2)

@@ -72,7 +72,7 @@ def planning(folder: Path) -> Iterator[None]:
     if url is None:
         yield
         return
-    # All processes on this machine can take over its lease, so they also need a lock.
+    # Any process on this machine can take over the machine's lease, so a lock is also necessary.
     with exclusive(state_file(folder, "plan")), Lease(url, machine(), waits=True) as held:
         refresh(folder)
         # If the refresh took longer than a lease is valid, another machine may plan now.

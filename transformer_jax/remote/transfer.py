@@ -67,7 +67,8 @@ class Copy:
         changed = {
             name: stamp for name, stamp in local.items() if self._uploaded.get(name) != stamp
         }
-        # A report is written before the score that makes it final, so read the scores first.
+        # Training writes a report before the score in the checkpoint's metadata. Read the metadata
+        # first, so that no score is uploaded without its report.
         kept = {
             name: content
             for name in changed
@@ -92,8 +93,8 @@ class Copy:
         arrays = [name for name in changed if name.startswith(f"{folder}/") and name not in kept]
         each(arrays, lambda name: self._write(name, self.folder / name, changed[name]))
         if sums in self._uploaded and metadata in kept and sums in kept:
-            # As in `checksums.replace`, list the digests of both the old and the new file in the
-            # meantime.
+            # Until both files are replaced, list the digests of the old and the new metadata, as
+            # `checksums.replace` does.
             self._bucket.write(sums, _union(self._bucket.read(sums) or b"", kept[sums]))
         for name in (metadata, sums):
             if name in kept:
@@ -133,7 +134,7 @@ class Copy:
     def _remove_others(self, entries: Mapping[str, Entry], skipped: tuple[str, ...]) -> None:
         """Remove local files that are not in the bucket, and folders without files.
 
-        Keep the folders of the skipped files, which another process may have created just now.
+        Keep the folders of the skipped files, because another process may have just created them.
         """
         kept = {x for name in skipped for x in (self.folder / name, *(self.folder / name).parents)}
         if not entries and not skipped:

@@ -17,7 +17,7 @@ from transformer_jax.config import Config
 from transformer_jax.optional import import_optional
 from transformer_jax.registry import Registry
 
-# The project or experiment of runs that do not belong to a sweep.
+# The name of the project or experiment for runs that do not belong to a sweep.
 PROJECT = "transformer-jax"
 # MLflow accepts this many parameters in one request.
 MAX_PARAMS = 100
@@ -52,7 +52,7 @@ class Tracker:
         """Start or continue the run."""
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Receive metrics such as "train/loss". `seconds` is the time of the report since 1970."""
+        """Receive metrics such as "train/loss". `seconds` is the Unix time of the report."""
         raise NotImplementedError
 
     def log_samples(self, step: int, text: str) -> None:
@@ -97,7 +97,7 @@ class TensorBoard(Tracker):
     def log_samples(self, step: int, text: str) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        # TensorBoard renders Markdown, which indentation turns into verbatim text.
+        # TensorBoard renders Markdown, in which indented lines form a code block.
         verbatim = "\n".join(f"    {line}" for line in text.splitlines())
         self._add(step, text_pb(SAMPLES, verbatim), time.time())
 
@@ -111,12 +111,12 @@ class TensorBoard(Tracker):
 
 @TRACKERS.register("wandb")
 class WeightsAndBiases(Tracker):
-    """Sends reports to Weights & Biases. The sweep is the group of its runs."""
+    """Sends reports to Weights & Biases. The runs of a sweep form a group."""
 
     def __init__(self, run: TrackedRun) -> None:
         wandb: Any = import_optional("wandb", "train.trackers wandb")
         is_offline = wandb.setup().settings.mode in ("offline", "disabled", "dryrun")
-        # Otherwise, the library would ask for the key in the terminal.
+        # Without this check, the library prompts for the key in the terminal.
         if not is_offline and not wandb.login(prompt=False):
             raise ValueError("there is no API key: run `wandb login`, or set WANDB_MODE=offline")
         self._run: Any = wandb.init(
@@ -131,7 +131,7 @@ class WeightsAndBiases(Tracker):
             settings=wandb.Settings(silent=True, console="off"),
         )
         self.id = self._run.id
-        # Reports on the two sets can arrive in any order, so the step is a separate metric.
+        # The library's own step must not decrease, but reports on the two sets arrive in any order.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:  # noqa: ARG002
@@ -148,7 +148,7 @@ class WeightsAndBiases(Tracker):
 
 @TRACKERS.register("mlflow")
 class MLflow(Tracker):
-    """Sends reports to MLflow. The sweep is the experiment of its runs."""
+    """Sends reports to MLflow. The runs of a sweep form an experiment."""
 
     def __init__(self, run: TrackedRun) -> None:
         mlflow: Any = import_optional("mlflow", "train.trackers mlflow")
@@ -184,14 +184,14 @@ class MLflow(Tracker):
 
 @TRACKERS.register("aim")
 class Aim(Tracker):
-    """Sends reports to Aim. The sweep is the experiment of its runs."""
+    """Sends reports to Aim. The runs of a sweep form an experiment."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._aim: Any = import_optional("aim", "train.trackers aim")
         self._run: Any = self._aim.Run(
             run_hash=run.id or None,
             experiment=run.group or PROJECT,
-            # Aim would otherwise measure the machine and copy the terminal's output.
+            # By default, Aim also records system metrics and the terminal's output.
             system_tracking_interval=None,
             capture_terminal_logs=False,
         )

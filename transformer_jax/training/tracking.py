@@ -1,7 +1,7 @@
 """Send a run's reports to its trackers.
 
-Each tracker has a separate thread in the primary process, so that a slow server does not delay
-training. A tracker that raises an error stops, and training continues. The file trackers.json in
+Each tracker runs in its own thread of the primary process, so that a slow server does not delay
+training. If a tracker raises an error, training continues without it. The file trackers.json in
 the run's folder stores the ID that a tracker assigned to the run and the latest step that the
 tracker received. A resumed run therefore continues its curves without repeating points.
 """
@@ -24,11 +24,11 @@ from transformer_jax.optional import require_library
 from transformer_jax.progress import note
 from transformer_jax.training.trackers import SAMPLES, TRACKERS, TrackedRun, Tracker
 
-# When a run ends, its trackers have this many seconds to send their remaining reports.
+# At the end of a run, wait this many seconds for its trackers to send their remaining reports.
 FINISH_SECONDS = 30.0
 # A run in a sweep is at most this many folders below the sweep's folder.
 MAX_DEPTH = 4
-# The libraries of this package's trackers, except for TensorBoard, which is always installed.
+# The libraries that are optional dependencies. TensorBoard is always installed.
 CLIENTS = ("wandb", "mlflow", "aim")
 STATE = "trackers.json"
 
@@ -37,7 +37,7 @@ Report: TypeAlias = Mapping[str, Any]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check the names of trackers before a run starts."""
+    """Check that each tracker is registered and that its library is installed."""
     for name in names:
         if name not in TRACKERS:
             known = ", ".join(map(repr, TRACKERS))
@@ -51,7 +51,7 @@ class RunTrackers:
     """The trackers of a run that this process trains."""
 
     def __init__(self, path: Path, config: Config, *, step: int, earlier: Iterable[Report]) -> None:
-        """Start the trackers, and send each the reports up to `step` that it has not received."""
+        """Start the trackers, and send each one the reports up to `step` that it is missing."""
         self._state_file, self._lock = path / STATE, threading.Lock()
         stored = read_json_if_valid(self._state_file)
         self._states = {name: _parse_state(stored.get(name)) for name in config.train.trackers}
@@ -83,7 +83,7 @@ class RunTrackers:
             feed.send(SAMPLES, step, lambda x: x.log_samples(step, text))
 
     def finish(self, *, is_complete: bool) -> None:
-        """End all trackers. Wait up to `FINISH_SECONDS` until they have sent their reports."""
+        """Stop all trackers. Wait up to `FINISH_SECONDS` for them to send their reports."""
         for feed in self._feeds:
             feed.end(is_complete=is_complete)
         deadline = time.monotonic() + FINISH_SECONDS
@@ -108,26 +108,26 @@ class _Feed:
         self._name, self._run, self._state, self._store = name, run, state, store
         self._queue = queue.SimpleQueue[tuple[str, int, Callable[[Tracker], object]] | None]()
         self._failure, self._is_noted, self._is_complete = "", False, False
-        # A tracker that hangs must not keep the process alive.
+        # A daemon thread does not keep the process alive if its tracker hangs.
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def send(self, kind: str, step: int, action: Callable[[Tracker], object]) -> None:
-        """Let the thread call `action`, unless the tracker has already received the report."""
+        """Queue a call of `action`, which is skipped if the tracker already has the report."""
         self._note_failure()
         if not self._failure:
             self._queue.put((kind, step, action))
 
     def end(self, *, is_complete: bool) -> None:
-        """Let the thread end after its remaining reports."""
+        """Let the thread send the remaining reports and then exit."""
         self._is_complete = is_complete
         self._queue.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait up to this many seconds until the thread ends."""
+        """Wait up to this many seconds for the thread to exit."""
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._failure = self._failure or "it did not answer in time"
+            self._failure = self._failure or "it did not respond in time"
         self._note_failure()
 
     def _note_failure(self) -> None:
@@ -147,7 +147,7 @@ class _Feed:
                     self._state["steps"][kind] = step
                     self._store()
             tracker.finish(is_complete=self._is_complete)
-        # A tracker can be code from another package, and none of its errors may end training.
+        # A tracker can come from another package, so none of its errors may stop training.
         except BaseException as error:  # noqa: BLE001
             self._failure = f"{type(error).__name__}: {summarize_error(error)}"
 

@@ -84,7 +84,7 @@ def test_a_missing_permission_is_reported(server: BucketServer, forbidden: str, 
         "changed": lambda: bucket.delete("x"),
         "listed": bucket.list,
     }[verb]
-    problem = f"{server.url('a')} could not be {verb}: no permission"
+    problem = f"{server.url('a')} could not be {verb}: permission denied"
     with pytest.raises(StorageError, match=problem) as caught:
         request()
     assert caught.value.exit_code == 74
@@ -99,7 +99,7 @@ def test_requests_are_repeated_until_the_network_returns(
     bucket = Bucket(server.url("a"))
     bucket.write("x", b"1")
     server.weather.is_down = True
-    with pytest.raises(StorageError, match="could not be read: no answer for 0 s"):
+    with pytest.raises(StorageError, match="could not be read: no response for 0 s"):
         bucket.read("x")
     monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "60")
 
@@ -112,7 +112,7 @@ def test_requests_are_repeated_until_the_network_returns(
 
     thread = threading.Thread(target=return_after_an_attempt)
     thread.start()
-    with pytest.warns(Note, match=r"does not answer \(.*\): trying again for 60 s"):
+    with pytest.warns(Note, match=r"is not responding \(.*\): retrying for 60 s"):
         assert bucket.read("x") == b"1"
     thread.join()
 

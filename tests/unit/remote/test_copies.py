@@ -18,7 +18,7 @@ from transformer_jax.runs.checkpoint_manager import CheckpointManager
 @pytest.mark.parametrize("url", ["gs:", "gs://", "s3:/", "s3:///"])
 def test_a_url_without_a_bucket_is_rejected(url: str) -> None:
     with pytest.raises(
-        UsageError, match=f"{url} names no bucket: write a URL such as {url[:2]}://"
+        UsageError, match=f"{url} does not name a bucket: use a URL such as {url[:2]}://"
     ):
         local_path(url)
 
@@ -62,7 +62,7 @@ def test_another_machine_sees_the_run_and_downloads_only_the_arrays_that_it_read
     before = len(server.weather.reads)
     assert value_of(local_path(url), 8) == 8
     assert not any("params" in x for x in server.weather.reads[before:] if "list-type" not in x)
-    with pytest.raises(StorageError, match="written: no permission"), training(path):
+    with pytest.raises(StorageError, match="written: permission denied"), training(path):
         pytest.fail("the run is not trained")
 
 

@@ -34,7 +34,7 @@ def test_a_lease_that_is_not_renewed_can_be_acquired_and_then_belongs_to_one(
     lost = Lease(url, "a").__enter__()
     with pytest.warns(Note, match="waiting up to 1 s"):
         lease = Lease(url, "b").__enter__()
-    with pytest.raises(StorageError, match="being used by another process"):
+    with pytest.raises(StorageError, match="another process has taken over"):
         lost.renew()
     lease.renew()
 
