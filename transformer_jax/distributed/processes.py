@@ -82,12 +82,7 @@ class ProcessGroup:
         return value
 
     def check_same_config(self, config: Config) -> None:
-        """Check that all processes have the same config; only `data.folder` may differ.
-
-        Raises:
-            UsageError: a field differs. The message names each field that differs and both values
-                of the field.
-        """
+        """Check that all processes have the same config; only `data.folder` may differ."""
         primary = Config.from_dict(self.broadcast(config.to_dict()))
         differences = [
             f"{section}.{key} {theirs!r} in process 0, {ours!r} in this process"

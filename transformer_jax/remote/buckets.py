@@ -53,11 +53,7 @@ class Bucket:
     """The objects whose names start with a prefix, such as those of the run gs://bucket/run."""
 
     def __init__(self, url: str) -> None:
-        """Store the URL without sending a request.
-
-        Raises:
-            UsageError: gcsfs or s3fs is not installed.
-        """
+        """Store the URL without sending a request."""
         self.url = url.rstrip("/")
         self._scheme, _, self._root = self.url.partition("://")
         self._bucket = self._root.partition("/")[0]

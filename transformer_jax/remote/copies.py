@@ -25,13 +25,7 @@ ROOT, STATE = "remote", "remote-state"
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path from the user, or the refreshed local copy of a gs:// or s3:// URL.
-
-    Raises:
-        UsageError: the URL has an unsupported scheme, or the library for its scheme is not
-            installed.
-        StorageError: the bucket cannot be read.
-    """
+    """Return a path from the user, or the refreshed local copy of a gs:// or s3:// URL."""
     match = URL.fullmatch(str(path))
     if match is None:
         path = Path(expand_path(str(path)))

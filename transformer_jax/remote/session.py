@@ -64,9 +64,6 @@ def planning(folder: Path) -> Iterator[None]:
 
     If another machine holds the lease, wait until it is released or expires. For a local sweep, do
     nothing.
-
-    Raises:
-        StorageError: the bucket cannot be read or written.
     """
     url = find_url(folder)
     if url is None:

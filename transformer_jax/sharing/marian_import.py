@@ -55,16 +55,7 @@ MAX_POSITION_ERROR = 2e-3
 
 
 def read_marian(path: Path) -> Run:
-    """Read a model in Marian's format. In the returned run, `folder.path` is `path`.
-
-    Raises:
-        UsageError: a field or a weight has a value that this package does not support (the message
-            names it), or a library is missing.
-        StorageError: a file is missing, invalid, too large, not a regular file, or inconsistent
-            with the other files.
-        DataError: a tokenizer is invalid.
-        BackendError: JAX cannot start.
-    """
+    """Read a model in Marian's format. In the returned run, `folder.path` is `path`."""
     start_backend()
     with storage_errors(f"{path} cannot be read"):
         check_no_links(path)
