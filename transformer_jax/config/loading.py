@@ -5,7 +5,6 @@ as those in a sweep's runs, are JSON, and loading them does not execute code.
 """
 
 import os
-import re
 import runpy
 import sys
 import traceback
@@ -14,9 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from transformer_jax.config import schema
 from transformer_jax.config.schema import Config, Row
-from transformer_jax.config.validation import ConfigError, checked, did_you_mean, field_names
+from transformer_jax.config.validation import ConfigError, checked, did_you_mean
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import INVALID_JSON, expand_path, local_path, read_json
 from transformer_jax.registry import IMPORTS, imported_files, inherit
@@ -216,12 +214,6 @@ def _error_location(path: Path, error: BaseException) -> str:
 
 
 def _error_message(error: BaseException) -> str:
-    """Return the error message on one line; for an unknown field, suggest the closest name."""
-    unknown = re.match(
-        r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)
-    )
-    if unknown is not None and hasattr(schema, unknown[1]):
-        fields = field_names(getattr(schema, unknown[1]))
-        return f"unknown field {unknown[2]!r} of {unknown[1]}{did_you_mean(unknown[2], fields)}"
+    """Return the error message on one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"

@@ -114,7 +114,8 @@ class NamedFields:
     def __new__(cls, *_: object, **fields: object) -> Self:
         """Raise a ConfigError if one of the fields does not exist."""
         for key in fields:
-            check_field_name(key, field_names(cls), cls.__name__)
+            # The owner is a config section, such as "model", or another class.
+            check_field_name(key, field_names(cls), getattr(cls, "name", cls.__name__))
         return super().__new__(cls)
 
 
@@ -138,8 +139,6 @@ class ConfigSection(NamedFields):
 
     def change(self, /, **fields: object) -> Self:
         """Return a copy with some fields changed; raise a ConfigError if one does not exist."""
-        for key in fields:
-            check_field_name(key, field_names(type(self)), self.name)
         own = {key: getattr(self, key) for key in field_names(type(self))}
         return type(self)(**{**own, **fields})
 

@@ -147,7 +147,7 @@ def test_loading_a_config_changes_no_modules_and_no_import_path(
             + "from dataclasses import replace\n"
             + "CONFIG = replace(BASE, model=replace(BASE.model, num_haeds=1))\n",
             3,
-            "unknown field 'num_haeds' of ModelConfig; did you mean 'num_heads'?",
+            "unknown field 'num_haeds' of model; did you mean 'num_heads'?",
         ),
         (
             FROM_BASE + "from dataclasses import replace\nCONFIG = replace(BASE, modle=1)\n",

@@ -378,7 +378,7 @@ def test_a_misspelled_section_is_reported_with_the_right_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
-        (ModelConfig, {"num_head": 4}, "'num_head' of ModelConfig; did you mean 'num_heads'?"),
+        (ModelConfig, {"num_head": 4}, "'num_head' of model; did you mean 'num_heads'?"),
         (Config, {"modle": 1}, "'modle' of Config; did you mean 'model'?"),
         (Row, {"config": 5}, "the config of a row must be a Config, got int"),
         (Row, {"config": Config(), "paper": 4.92}, "the paper of a row must be a Paper, got float"),
