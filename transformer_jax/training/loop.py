@@ -8,10 +8,8 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
-import jax
 from rich.console import Console
 
 from transformer_jax.backend import count_compilations, standard_settings, start_backend
@@ -22,13 +20,7 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.distributed import heartbeat
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import SINGLE_PROCESS, ProcessGroup, StepConsensus, Vote
-from transformer_jax.errors import (
-    RunInterrupted,
-    Setting,
-    StorageError,
-    memory_errors,
-    storage_errors,
-)
+from transformer_jax.errors import RunInterrupted, Setting, memory_errors
 from transformer_jax.parallel import map_ahead
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training.compiled_step import CompiledStep
@@ -38,6 +30,7 @@ from transformer_jax.training.joint import JointStep, Slots
 from transformer_jax.training.member import Assignment, Member
 from transformer_jax.training.metric_writer import Callback, MetricWriter
 from transformer_jax.training.step import TrainStep
+from transformer_jax.training.tracing import StepTracer
 
 
 @standard_settings()
@@ -242,7 +235,7 @@ def _say(members: Iterable[Member], text: str) -> None:
         member.writer.say(text)
 
 
-def _make_tracer(run: RunComponents, writer: MetricWriter, restored: int) -> "StepTracer":
+def _make_tracer(run: RunComponents, writer: MetricWriter, restored: int) -> StepTracer:
     # All processes run the same program, so tracing one of them is enough.
     train = run.folder.config.train
     num_steps = train.profile if run.group.is_primary else 0
@@ -251,43 +244,3 @@ def _make_tracer(run: RunComponents, writer: MetricWriter, restored: int) -> "St
         writer.say(f"note: no steps are traced, because tracing would start after step {after}")
         num_steps = 0
     return StepTracer(run.folder.path / "profile", after=after, steps=num_steps)
-
-
-class StepTracer:
-    """A context manager that traces consecutive steps, for TensorBoard or Perfetto."""
-
-    def __init__(self, folder: Path, *, after: int, steps: int) -> None:
-        """Trace `steps` steps after step `after`, when most batch shapes are compiled."""
-        self._folder, self._first, self._last = folder, after, after + steps
-        self._trace = contextlib.ExitStack()
-
-    def after_step(self, step: int, state: object) -> None:
-        """Start or stop the trace after this step, if necessary. `state` is the step's output."""
-        if step not in (self._first, self._last) or self._first == self._last:
-            return
-        # Wait for the devices, so that the trace contains exactly the chosen steps.
-        jax.block_until_ready(state)
-        if step == self._last:
-            self._stop()
-            return
-        with storage_errors(f"{self._folder} cannot be created"):
-            self._folder.mkdir(exist_ok=True)
-        options = jax.profiler.ProfileOptions()
-        # Do not trace Python calls, because they would crowd out the device operations.
-        options.python_tracer_level = 0
-        self._trace.enter_context(jax.profiler.trace(self._folder, profiler_options=options))
-
-    def _stop(self) -> None:
-        try:
-            self._trace.close()
-        except (OSError, RuntimeError) as error:
-            raise StorageError(f"a trace cannot be written to {self._folder}: {error}") from error
-
-    def __enter__(self) -> "StepTracer":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # Write the trace even if the run ends before the last traced step. If another error ends
-        # the run, report that error instead of a storage error.
-        with contextlib.nullcontext() if error is None else contextlib.suppress(StorageError):
-            self._stop()
