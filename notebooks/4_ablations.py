@@ -201,14 +201,14 @@ plt.show()
 # %% [markdown]
 # An interval that contains 0 is inconclusive. On short numbers just within the training length,
 # sinusoids give a perplexity that is 0.7% lower than that of learned positions. On the number words
-# and the Multi30k captions, the differences (0.6% and 1.2%) are inconclusive. With five seeds and
-# 5,000 steps on all captions, learned positions are worse than sinusoids on the test set, but the
-# difference on the development set is inconclusive (`docs/ablations.md`). In all of these studies,
-# learned positions use a learning rate that was not tuned for them. Just beyond the training
-# length, sinusoids are much better on the short numbers and on the captions; the results on the
-# number words are inconclusive. Notebook 2 shows one possible reason: the rows of the learned table
-# beyond the training length are untrained. The intervals are not corrected for multiple
-# comparisons. The models were trained for 2,400 steps (numbers) and 3,000 steps (captions).
+# and the Multi30k captions, the differences (0.6% and 1.2%) are inconclusive. In these three
+# studies, learned positions use a learning rate that was not tuned for them. After 5,000 steps on
+# all captions, with ten seeds and a tuned learning rate for each model, learned positions are worse
+# than sinusoids (`docs/ablations.md`). Just beyond the training length, sinusoids are much better
+# on the short numbers and on the captions; the results on the number words are inconclusive.
+# Notebook 2 shows one possible reason: the rows of the learned table beyond the training length are
+# untrained. The intervals are not corrected for multiple comparisons. The models were trained for
+# 2,400 steps (numbers) and 3,000 steps (captions).
 #
 # ## Compare your own runs
 #

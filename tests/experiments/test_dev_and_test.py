@@ -9,12 +9,13 @@ from pages import ROOT
 
 from experiments.dev_and_test import compare_pairs, describe, read_scores
 
-RESULTS = ROOT / "experiments/results/table3-multi30k"
+RESULTS = ROOT / "experiments/results"
 
 
-def test_the_stored_page_contains_the_analysis_of_the_stored_runs() -> None:
-    page = "\n\n".join(describe(RESULTS)) + "\n"
-    assert page == (RESULTS / "dev-and-test.md").read_text("utf-8")
+@pytest.mark.parametrize("study", ["table3-multi30k", "learned-or-sinusoidal"])
+def test_the_stored_page_contains_the_analysis_of_the_stored_runs(study: str) -> None:
+    page = "\n\n".join(describe(RESULTS / study)) + "\n"
+    assert page == (RESULTS / study / "dev-and-test.md").read_text("utf-8")
 
 
 def test_a_paired_test_ignores_what_two_rows_share() -> None:
