@@ -20,6 +20,7 @@ def test_changes_grow_with_the_width_except_with_a_base_width() -> None:
         assert 0.5 < growth[2] < 1.5
 
 
+@pytest.mark.slow
 def test_both_rules_have_the_same_losses_at_the_base_width(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Manage the local copies of runs in buckets, on which all processes work.
+"""Local copies of runs in buckets. All processes work on these copies.
 
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
 downloads what has changed, except for the arrays in checkpoints, which `repair` downloads when they

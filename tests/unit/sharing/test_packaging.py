@@ -121,14 +121,14 @@ def test_the_checksums_verify_a_package_and_damage_is_detected(
 
 
 def test_a_package_names_no_folder_of_the_machine(run: Run, tmp_path: Path) -> None:
-    files = {split: (f"/home/a/{split}.en", f"b/{split}.de.gz") for split in ("train", "dev")}
-    data = {**files, "corpus": "text", "folder": "/home/c"}
+    files = {split: (f"/private/a/{split}.en", f"b/{split}.de.gz") for split in ("train", "dev")}
+    data = {**files, "corpus": "text", "folder": "/private/c"}
     folder = RunFolder.create(
         tmp_path / "run", run.config.change(data=data), run.vocabulary, run.folder.fingerprint
     )
     path = package_run(Run(folder, run.params, run.steps), tmp_path / "package").path
     contents = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    paths = b"/home", str(tmp_path).encode(), str(run.folder.path).encode()
+    paths = b"/private", str(tmp_path).encode(), str(run.folder.path).encode()
     assert not [file for file, x in contents.items() for path in paths if path in x]
     assert load(path).config.data.train == ("train.en", "b/train.de.gz")
     assert "train.en b/train.de.gz" in (path / "README.md").read_text("utf-8")
