@@ -128,17 +128,8 @@ class TextFiles(FileCorpus):
             split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
             for split, paths in self._paths.items()
         }
-        for split, (sources, targets) in heads.items():
-            source, target = self._paths[split]
-            num_same = sum(x == y for x, y in zip(sources, targets, strict=False))
-            if 2 * num_same > len(sources):
-                same = f"in {num_same} of the first {len(sources)} lines"
-                note(f"{split}: {source.name} and {target.name} are the same {same}")
-            for path, lines in ((source, sources), (target, targets)):
-                if tag := next(filter(MARKUP.match, lines), ""):
-                    note(
-                        f"{path.name} contains markup, which is read as text: {tag.strip()[:40]!r}"
-                    )
+        for split, lines in heads.items():
+            note_mistakes([path.name for path in self._paths[split]], lines)
         for one, other in itertools.combinations(heads, 2):
             if heads[one] == heads[other]:
                 note(f"{one} and {other} start with the same {len(heads[one][0])} pairs")
@@ -167,6 +158,18 @@ class TextFiles(FileCorpus):
         source, target = (read_lines(path) for path in self._paths[split])
         yield from itertools.islice(zip(source, target, strict=False), start, None)
         self._check_unchanged(split)
+
+
+def note_mistakes(names: Sequence[str], sides: Sequence[list[str]]) -> None:
+    """Issue notes if the first lines of a source and a target are the same or contain markup."""
+    (source, target), heads = names, [lines[:NUM_CHECKED_LINES] for lines in sides]
+    num_same = sum(x == y for x, y in zip(*heads, strict=False))
+    if 2 * num_same > len(heads[0]):
+        same = f"in {num_same} of the first {len(heads[0])} lines"
+        note(f"{source} and {target} are the same {same}")
+    for name, lines in zip(names, heads, strict=True):
+        if tag := next(filter(MARKUP.match, lines), ""):
+            note(f"{name} contains markup, which is read as text: {tag.strip()[:40]!r}")
 
 
 def data_folder(folder: str | None) -> Path:

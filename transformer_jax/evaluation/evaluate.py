@@ -13,7 +13,7 @@ from transformer_jax.data.encode import SIDES
 from transformer_jax.data.number_words import SEPARATOR, count_digits
 from transformer_jax.data.prepare import Prepared
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.data.text_files import TextFiles
+from transformer_jax.data.text_files import TextFiles, note_mistakes
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.evaluation.perplexity import (
@@ -113,6 +113,7 @@ def read_files(run: Run, files: Files) -> EvaluationText:
     check_lengths([path.name for path in files], encoded, run.config.model.max_lengths)
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    note_mistakes(names, (sources, references))
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
     batches = scoring_batches(*encoded)
     return EvaluationText(name, title, sources, references, batches)

@@ -28,6 +28,7 @@ from transformer_jax.evaluation.scores import score
 from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
+from transformer_jax.progress import Note
 
 GREEDY = {"beam_size": 1}
 
@@ -87,6 +88,17 @@ def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path
         DataError, match=r"^target, line 2: \d+ tokens, but the model writes at most"
     ):
         read_files(learned, (source, target))
+
+
+def test_files_with_markup_or_the_same_text_are_noted(run: Run, tmp_path: Path) -> None:
+    markup = tmp_path / "test.sgm"
+    markup.write_text('<seg id="1">one</seg>\n', "utf-8")
+    with pytest.warns(Note) as notes:
+        read_files(run, (markup, markup))
+    assert [str(note.message).partition(":")[0] for note in notes] == [
+        "test.sgm and test.sgm are the same in 1 of the first 1 lines",
+        *["test.sgm contains markup, which is read as text"] * 2,
+    ]
 
 
 def test_changed_text_is_rejected(run: Run) -> None:
