@@ -310,6 +310,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
         (["mine.py", "--data-from", "nowhere"], "no config file nowhere"),
         (["mine.py", "--train-from"], "--train-from"),
         (["mine.py", "other.py"], "other.py and an earlier file have different rows"),
+        (["mine.py", "--out", "mine.py", "--dry-run"], "mine.py is not a sweep"),
         (["nothing"], "no config file nothing"),
         ([], "sweep needs"),
     ],

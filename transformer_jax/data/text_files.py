@@ -194,10 +194,14 @@ def _check_regular_file(path: Path) -> Path:
         ) from error
     except OSError as error:
         raise _read_error(path, error) from error
+    _check_mode(path, mode)
+    return path
+
+
+def _check_mode(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "folder" if stat.S_ISDIR(mode) else "device or pipe"
         raise DataError(f"{path} is a {kind}, not a text file")
-    return path
 
 
 def _read_error(path: Path, error: OSError) -> DataError:
@@ -270,6 +274,7 @@ def choose_compression(path: Path) -> Callable[[bytes], bytes]:
 
 def _open(path: Path) -> io.BufferedIOBase:
     """Open a file, and decompress it if its first bytes are those of a format in `MODULES`."""
+    _check_mode(path, path.stat().st_mode)
     with path.open("rb") as file:
         kind = find_format(file.read(MAGIC_BYTES))
     expected = SUFFIXES.get(path.suffix.lower(), kind)

@@ -151,7 +151,7 @@ class Sweep:
         """Write the plan to the sweep's folder, merging it into any existing plan."""
         # Another command, which can be on another machine, may add rows at the same time.
         with planning(self.path):
-            if _is_free(self.path):
+            if is_free(self.path):
                 with storage_errors(f"{self.path} cannot be written"):
                     self.path.mkdir(parents=True, exist_ok=True)
             with lock_folder(self.path if self.path.is_dir() else self.path.parent, waits=True):
@@ -159,7 +159,7 @@ class Sweep:
 
     def _merge(self) -> None:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
-        if not _is_free(self.path):
+        if not is_free(self.path):
             stored = Sweep.open(self.path)
             if _without_choices(stored.tuning) != _without_choices(tuning):
                 raise UsageError(
@@ -262,7 +262,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = N
     configs = {name: row.config for name, row in _with_same_batch_shapes(rows).items()}
 
     def accepts(path: Path) -> bool:
-        if _is_free(path):
+        if is_free(path):
             return True
         stored = Sweep.open(path)
         return (
@@ -274,7 +274,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = N
     return find_free_path(path, accepts, is_folder=True)
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
     """Return whether a path is missing or an empty folder, which a full disk can leave behind."""
     with storage_errors(f"{path} cannot be read"):
         return not path.exists() or (
@@ -307,7 +307,7 @@ def plan_sweep(
         if only is None or name in (base, *only) or row.is_control
     }
     first = rows[base].config.train.seed
-    if tuning is not None and not _is_free(path):
+    if tuning is not None and not is_free(path):
         stored = Sweep.open(path).tuning
         if stored is not None and _without_choices(stored) == _without_choices(tuning):
             chosen = {row: value for row, value in stored.chosen.items() if row in selected}

@@ -1,5 +1,6 @@
 """Test the `translate` command and how it splits its input into lines."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,10 @@ def test_the_command_line_reads_prefixes_from_a_file(
     file.write_bytes(b"ein\n\xff\n\n")
     code, _, err = translate(some, "--prefixes", str(file))
     assert (code, "prefixes.txt, line 2" in err) == (65, True)
-    code, _, err = translate(some, "--prefixes", str(tmp_path / "none"))
-    assert (code, "none cannot be read" in err) == (65, True)
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in [("none", "none cannot be read"), ("pipe", "is a device or pipe")]:
+        code, _, err = translate(some, "--prefixes", str(tmp_path / name))
+        assert (code, message in err) == (65, True)
 
 
 @pytest.mark.parametrize(
