@@ -9,7 +9,7 @@
 # **What you learn**
 #
 # - how to restore a checkpoint in one line, on any device;
-# - how to translate, and how to get scores and alternative translations;
+# - how to translate, and how to get scores, alternative translations, and random samples;
 # - how to look at a run's parameters and attention weights;
 # - how to edit part of a trained model, such as the positional encoding;
 # - how to find out what information an encoder vector contains.
@@ -165,7 +165,32 @@ for line in (lines[0], "two hundred and thirty-one thousand"):
 # the first line, the best translation has a far higher score than the second best, so the model is
 # certain. The second line is shorter than all training lines. The model has never seen such a short
 # line, so it invents the last three digits instead of stopping early. The scores of its two
-# translations are low and close to each other, which shows that the model is guessing.
+# translations are low and closer to each other, which shows that the model is guessing.
+#
+# ### Draw translations at random
+#
+# A `Sampling` draws each token from the model's distribution. `top_k` keeps only the $k$ likeliest
+# tokens, and `top_p` keeps the smallest set of the likeliest tokens whose total probability is at
+# least $p$.
+
+# %%
+samplings = {
+    "all tokens": tj.Sampling(seed=1),
+    "top_k = 3": tj.Sampling(top_k=3, seed=1),
+    "top_p = 0.8": tj.Sampling(top_p=0.8, seed=1),
+}
+references = Path("test.de").read_text("utf-8").splitlines()
+for name, sampling in samplings.items():
+    drawn = run.translate(lines[:32], sampling=sampling)
+    correct = sum(text == reference for text, reference in zip(drawn, references))
+    print(f"{name:11} {correct:2} of 32 correct, such as {drawn[0]}")
+
+# %% [markdown]
+# Label smoothing (section 5.4) trains the model to give the correct token a probability of only
+# about 0.9 and to spread the rest over all 160 tokens. A translation here has eight or nine tokens,
+# so only about 40% of the samples from all tokens are correct ($0.9^9 = 0.39$). Because each wrong
+# token is unlikely by itself, `top_k` and `top_p` exclude nearly all of this probability. In the
+# stored output, all samples with `top_k` or `top_p` are correct.
 #
 # ## Parameters
 #
@@ -242,21 +267,6 @@ def pad(sequences):
 source, target = pad(tokens["en"]), pad(tokens["de"])
 
 
-def loss_with(encode):
-    """Return the run's loss on the test set with a different positional encoding."""
-
-    class Edited(AddPositions):
-        def encode(self, positions):
-            return encode(positions)
-
-    components = replace(choose_components(run.config.model), add_positions=Edited)
-    edited = tj.Transformer(run.config.model, run.model.vocab_size, components=components)
-    logits = jax.jit(edited.apply)({"params": run.params}, source, target)
-    loss = cross_entropy(logits, target, smoothing=0.0)
-    return float(loss.nll / loss.count)
-
-
-# %%
 d_model = run.config.model.d_model
 edits = {
     "as trained": lambda p: sinusoid(p, d_model),
@@ -266,7 +276,24 @@ edits = {
     "reversed": lambda p: sinusoid(p[::-1], d_model),
     "no positions": lambda p: jnp.zeros((len(p), d_model)),
 }
-losses = {name: loss_with(encode) for name, encode in edits.items()}
+
+
+# %%
+@jax.jit
+def loss_with(number):
+    """Return the run's loss on the test set with the edit that has this number."""
+
+    class Edited(AddPositions):
+        def encode(self, positions):
+            return jax.lax.switch(number, list(edits.values()), positions)
+
+    components = replace(choose_components(run.config.model), add_positions=Edited)
+    edited = tj.Transformer(run.config.model, run.model.vocab_size, components=components)
+    loss = cross_entropy(edited.apply({"params": run.params}, source, target), target, smoothing=0)
+    return loss.nll / loss.count
+
+
+losses = {name: float(loss_with(number)) for number, name in enumerate(edits)}
 
 figure, axes = plt.subplots(figsize=(6.4, 2.6))
 bars = axes.barh(list(losses), list(losses.values()), color=BLUE)
@@ -351,9 +378,9 @@ plt.show()
 # there. In the stored output, the probe predicts the last digit perfectly from the vector of either
 # hyphen. A hyphen is the same token in every line, so its vector has room for other information,
 # such as the last digit, which German puts before the tens. The decoder reads the digit from these
-# hyphens: in the alignment above, the row for the last digit is dark at both hyphens, not only at
-# the digit itself. (The labels below the axis are the tokens of the first sentence. The other
-# sentences have different digits at the same positions.)
+# hyphens: in the alignment above, the row for the last digit has some weight at both hyphens, not
+# only at the digit itself. (The labels below the axis are the tokens of the first sentence. The
+# other sentences have different digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
 # uses the information, change the information and measure the effect, as above.
