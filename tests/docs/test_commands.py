@@ -82,6 +82,17 @@ TOGETHER = tuple(
     page for page in USE_DEMO if re.search("sweeps/heads|runs/other", page.read_text("utf-8"))
 )
 ALONE = tuple((page,) for page in GUIDES if page not in TOGETHER and remaining(page))
+# The commands on these pages train for minutes, and few changes affect them.
+SLOWEST = ("docs/beyond-translation.md", "docs/paper.md")
+
+WHOLE_PAGES = [
+    pytest.param(
+        pages,
+        id=name(pages[0]),
+        marks=pytest.mark.exhaustive if name(pages[0]) in SLOWEST else pytest.mark.slow,
+    )
+    for pages in (TOGETHER, *ALONE)
+]
 
 
 def test_each_picture_has_a_name_of_its_own() -> None:
@@ -92,10 +103,9 @@ def test_each_picture_has_a_name_of_its_own() -> None:
     assert sorted(set(pictures)) == sorted(pictures)
 
 
-@pytest.mark.slow
 @needs_environment
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("pages", [TOGETHER, *ALONE], ids=lambda pages: name(pages[0]))
+@pytest.mark.parametrize("pages", WHOLE_PAGES)
 def test_the_commands_of_a_page_work_in_order_and_print_what_the_page_shows(
     pages: tuple[Path, ...], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

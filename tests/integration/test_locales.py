@@ -82,7 +82,7 @@ def test_the_library_reads_models_and_text_in_every_locale(
     assert (done.stderr, done.stdout) == ("", r"'gr\xf6\xdfe \u2581'" + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("locale", ["C"], indirect=True)
 def test_training_and_translation_work_in_an_ascii_locale(
     locale: dict[str, str], tmp_path: Path

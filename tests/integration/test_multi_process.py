@@ -286,7 +286,7 @@ def test_a_run_of_two_processes_resumes_in_one_and_with_other_parallelism(
     assert transformer_jax.load(run, average_checkpoints=1).step == STEPS + 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_start_and_continue_a_run_with_the_same_command(
     run_of_two: Path, tmp_path: Path, forks: Forks
 ) -> None:

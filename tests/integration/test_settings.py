@@ -50,7 +50,7 @@ def results(folder: Path, **environment: str) -> list[object]:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_settings_of_jax_do_not_change_a_run(tmp_path: Path) -> None:
     *expected, notes = results(tmp_path / "defaults")
     assert notes == []

@@ -104,7 +104,7 @@ def test_a_line_that_is_not_text_is_named(line: Any) -> None:
         check_text("line 2", line)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_and_its_report_are_those_of_the_commands(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     rows = {"base": CONFIG, "narrow": CONFIG.change(model={"d_ff": 8})}
