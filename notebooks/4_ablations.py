@@ -11,7 +11,8 @@
 # - how to compare a sweep's report with the paper's numbers;
 # - how large a difference must be to rule out chance variation between seeds;
 # - why a small sweep can contradict the paper without refuting it;
-# - how the learned positions of row (E) compare with sinusoids on three texts.
+# - how the learned positions of row (E) compare with sinusoids on three texts;
+# - how several seeds translate together, and how to reuse a learning rate for a wider model.
 
 # %%
 # If the package is missing, as in Colab, install it with the dependency versions that the tests
@@ -247,6 +248,7 @@ config = tj.Config().change(
         "vocab_size": 160,
         "max_length": 32,
         "batch_tokens": 1024,
+        "max_batch_shapes": 1,  # compile the training step only once
         "bleu_tokenizer": "char",
     },
     train={
@@ -273,6 +275,82 @@ comparison.plot("dev/perplexity")
 # %% [markdown]
 # Each line shows the mean of two seeds, and its band extends from one seed to the other. After so
 # few steps, the curves show only how fast the models begin to learn.
+#
+# ## Combine the seeds
+#
+# The seeds of a row can also form an *ensemble*: the probability of a token is the mean of the
+# probabilities that the runs assign to it. `score` returns the log-probability of each token of the
+# given translations, and so the perplexity on the test set.
+
+# %%
+lines = [Path(f"test.{language}").read_text("utf-8").splitlines() for language in ("en", "de")]
+seeds_of_row = [tj.load(f"runs/sinusoidal/seed-{seed}") for seed in (0, 1)]
+models = {"seed 0": seeds_of_row[0], "seed 1": seeds_of_row[1], "both": tj.ensemble(seeds_of_row)}
+for name, model in models.items():
+    log_probs = np.concatenate([score.log_probs for score in model.score(*lines)])
+    print(f"{name:6}  perplexity {np.exp(-log_probs.mean()):.2f}")
+
+# %% [markdown]
+# The perplexity of an ensemble is never higher than the geometric mean of its members'
+# perplexities, which is 3.17 in the stored output. It can be higher than that of the best member if
+# the members differ as much as these two do after 60 steps. Ensembles are most useful if their
+# members are about equally good. In a report, compare an ensemble with other ensembles, not with
+# single runs.
+#
+# ## Learning rates for other widths
+#
+# Rows that change the width, such as C4 and C5, raise another question: is the learning rate of the
+# base model also good for them? The paper divides the learning rate of all parameters by
+# $\sqrt{d_{model}}$. `train.base_width`, which differs from the paper, selects the maximal update
+# parametrization (muP; Yang et al. 2022): the learning rate and the initial values of each kind of
+# parameter depend on the width in such a way that the best learning rate of a narrow model is also
+# good for wider ones. The next cell shows the losses that `python -m experiments.width --rates`
+# measured: models of four widths learn number words for 150 steps, with seven learning rates each.
+
+# %%
+rates = [f"$2^{{-{n}}}$" for n in range(11, 4, -1)]
+width_32 = [3.201, 2.431, 1.670, 1.158, 0.890, 1.031, 1.451]
+losses = {
+    "the paper's rule": {
+        32: width_32,
+        64: [2.675, 1.832, 1.221, 0.711, 0.612, 1.137, 1.372],
+        128: [2.171, 1.420, 0.975, 0.770, 0.944, 1.350, 1.478],
+        256: [1.831, 1.227, 0.776, 0.652, 1.163, 1.391, 2.208],
+    },
+    "base_width = 32": {
+        32: width_32,
+        64: [3.105, 2.332, 1.525, 0.919, 0.525, 0.625, 1.318],
+        128: [3.070, 2.306, 1.441, 0.821, 0.501, 0.768, 1.284],
+        256: [3.040, 2.232, 1.370, 0.574, 0.234, 0.376, 1.195],
+    },
+}
+figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True)
+for axes, (rule, by_width) in zip(panels, losses.items()):
+    for shade, (width, values) in zip((0.35, 0.55, 0.75, 1.0), by_width.items()):
+        axes.plot(rates, values, "o-", ms=3, color=plt.cm.Blues(shade), label=f"width {width}")
+        axes.plot(int(np.argmin(values)), min(values), "o", ms=8, mfc="none", color=ORANGE)
+    axes.set(title=rule, xlabel="peak learning rate at width 32")
+panels[0].set_ylabel("loss, in nats per token")
+panels[0].legend(fontsize=8)
+plt.show()
+
+# %%
+wide = config.change(model={"d_model": 128, "d_ff": 256, "d_k": 64, "d_v": 64})
+for name, base_width in (("the paper's rule", None), ("base_width = 32 ", 32)):
+    changed = wide.change(train={"base_width": base_width, "checkpoint_every": 60})
+    trained = tj.train(changed, f"wide/{base_width}", quiet=True)
+    print(f"{name}  perplexity {trained.metrics[-1]['dev/perplexity']:.2f} at width 128")
+
+# %% [markdown]
+# An orange circle marks the best of the seven rates for each width. With the paper's rule, the best
+# rate for widths 128 and 256 is lower than that for width 32, and the best rate for width 32 is too
+# high for width 256. With `base_width`, all widths have the same best rate. At this rate, each
+# wider model has a lower loss. Each point is a single run.
+#
+# The last cell trains a model four times as wide as those above, with the same
+# `learning_rate_scale`. After 60 steps, the perplexity on the development set is much lower with
+# `base_width`, which is the width of the narrow models. `docs/ablations.md` describes the option
+# and its limits.
 #
 # ## A checklist for ablations
 #
