@@ -104,7 +104,7 @@ config = tj.Config().change(
     },
     decode={"beam_size": 1, "max_extra_length": 10},
 )
-tj.train(config, "runs/numbers", quiet=True)
+trained = tj.train(config, "runs/numbers", quiet=True)
 
 # %% [markdown]
 # ## Restore on one device
