@@ -100,7 +100,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
     """
     finished = [run for run in sweep.runs if read_status(run).status == "done"]
     if not finished:
-        raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
+        raise UsageError(f"no run in {sweep.path} has finished, so there is nothing to compare")
     runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
     rows = [
         Row(
@@ -112,7 +112,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
         if runs
     ]
     if len({tuple(run.by_length) for row in rows for run in row.runs}) > 1:
-        raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
+        raise UsageError(f"the runs in {sweep.path} were scored on different sentences")
     return rows
 
 

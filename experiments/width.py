@@ -1,11 +1,11 @@
-"""Does one learning rate suit models of every width?
+"""Does the best learning rate transfer across widths?
 
     python -m experiments.width
     python -m experiments.width --rates --seeds 2
 
 The first command is the coordinate check of Yang et al. (2022, appendix D.1): it trains models of
 different widths for a few steps and prints how much their hidden states and logits change. If a
-rule for the learning rate suits all widths, the changes do not depend on the width. The second
+rule for the learning rate works for all widths, the changes do not depend on the width. The second
 command trains with several learning rates and prints the loss by width, which shows whether the
 best learning rate depends on the width.
 
@@ -163,7 +163,7 @@ def rate_table(widths: Iterable[int] = WIDTHS, seeds: int = 1) -> Table:
 
 
 def main() -> None:
-    """Print a table as Markdown."""
+    """Print a Markdown table."""
     parser = argparse.ArgumentParser(description="Compare rules for the learning rate by width.")
     parser.add_argument("--rates", action="store_true", help="train with several learning rates")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, with --rates")

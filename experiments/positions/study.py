@@ -90,7 +90,7 @@ def score_by_length(sweep: Sweep) -> Study:
             missing.append(f"{run.name}: {status.summary}")
     finished = [sentences for runs in runs_by_scheme.values() for sentences in runs]
     if not finished:
-        raise UsageError(f"no run of {sweep.path} is done: there is nothing to compare")
+        raise UsageError(f"no run in {sweep.path} has finished, so there is nothing to compare")
     if any(_references(sentences) != _references(finished[0]) for sentences in finished):
         raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
     lengths = np.array([sentence.length for sentence in finished[0]])

@@ -156,7 +156,7 @@ def test_a_sweep_without_finished_runs_is_rejected_in_one_line(
     plan_sweep(tmp_path / "new", {"fast": Row(SMALL)}, 1).store()
     assert main([str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err
-    assert error.endswith("new is done: there is nothing to compare\n")
+    assert error.endswith("new has finished, so there is nothing to compare\n")
     assert error.count("\n") == 1
 
 

@@ -245,8 +245,8 @@ def test_a_job_that_finishes_while_slurm_is_asked_stays_finished(
         (["--launcher", "slrum"], "did you mean 'slurm'?", 2),
         (["refuses"], "Slurm rejects the job: sbatch: error: Invalid partition", 2),
         (["silent"], "Slurm does not respond: slurm_load_jobs error: no controller", 69),
-        (["sbatch"], "no sbatch on PATH: run this command on a Slurm machine", 69),
-        (["squeue"], "no squeue on PATH", 69),
+        (["sbatch"], "sbatch is not on PATH: use a machine with Slurm", 69),
+        (["squeue"], "squeue is not on PATH", 69),
         (["submitit"], "the Slurm launcher needs submitit: pip install submitit", 2),
     ],
 )

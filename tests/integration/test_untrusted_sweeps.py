@@ -78,7 +78,7 @@ DAMAGE: dict[str, tuple[Callable[[SweepRun], object], str]] = {
     ),
     "too few translations": (
         lambda r: text_of(r, "hypothesis.txt").write_text(""),
-        "0 translations of 60 sentences",
+        "0 translations but 60 references",
     ),
     "no translations": (lambda r: text_of(r, "hypothesis.txt").unlink(), "cannot be read"),
     "translations in another encoding": (
@@ -120,7 +120,7 @@ def test_a_process_id_that_cannot_exist_is_that_of_a_lost_process(
 ) -> None:
     run = dev_sweep.find("base/seed-0")
     change_state(run, status="running", pid=pid)
-    assert read_status(run).summary == "stopped: its process is gone"
+    assert read_status(run).summary == "stopped: its process no longer exists"
 
 
 def test_a_line_of_a_translation_can_contain_a_carriage_return(dev_sweep: Sweep) -> None:

@@ -33,7 +33,7 @@ def caused_by(error: BaseException, cause: BaseException) -> BaseException:
         (StorageError("runs/NCCL is not writable"), False),
         (caused_by(StorageError("x"), OSError(28, "No space left", "runs/heartbeat")), False),
         (RunInterrupted("SIGTERM: resume with `transformer-jax resume runs/Gloo`"), False),
-        (LostProcessError("process 1 of this run is gone", Path("runs/barrier")), False),
+        (LostProcessError("process 1 of this run was lost", Path("runs/barrier")), False),
     ],
 )
 def test_only_errors_of_libraries_show_that_another_process_is_gone(

@@ -58,7 +58,7 @@ class FailurePropagation:
             # either event ends this process.
             time.sleep(GRACE_SECONDS / 2)
         if is_lost:
-            reason = f"another process is gone or stuck: {summarize_error(error)}"
+            reason = f"another process exited or is stuck: {summarize_error(error)}"
             message = message_and_exit_code(LostProcessError(reason, self._run))
         if message is None:
             traceback.print_exception(error)
@@ -74,7 +74,7 @@ class FailurePropagation:
                     self._end(*message)
                 has_left = True
         if not self._is_closed and not has_left:
-            self.end(LostProcessError(f"process {index} of this run is gone", self._run))
+            self.end(LostProcessError(f"process {index} of this run was lost", self._run))
 
     def _send(self, message: str | tuple[str, int]) -> None:
         for connection in self._connections.values():

@@ -181,7 +181,7 @@ def _connect_to_first(spec: ProcessSpec, deadline: float, seconds: float) -> soc
             if connection.recv(len(READY)) == READY:
                 return connection
             connection.close()
-            reason = "process 0 ended, or belongs to another run"
+            reason = "process 0 exited or belongs to another run"
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() >= deadline:

@@ -77,7 +77,7 @@ def read_evaluation_file(folder: Path, name: str) -> bytes:
         digests = read_json(folder / "scores.json").get("files")
     expected = digests.get(name) if isinstance(digests, dict) else None
     if expected not in (None, hashlib.sha256(content).hexdigest()):
-        raise StorageError(f"{folder / name} differs from what was written: evaluate the run again")
+        raise StorageError(f"{folder / name} has changed since it was written: evaluate again")
     return content
 
 
@@ -91,7 +91,7 @@ def read_translations(folder: Path) -> tuple[list[str], list[str]]:
         raise StorageError(f"the translations in {folder} are not UTF-8: {error}") from error
     if len(hypotheses) != len(references):
         raise StorageError(
-            f"{folder} has {len(hypotheses)} translations of {len(references)} sentences"
+            f"{folder} has {len(hypotheses)} translations but {len(references)} references"
         )
     return hypotheses, references
 

@@ -121,7 +121,7 @@ class Bucket:
                     temporary.replace(path)
                     return True
                 time.sleep(attempt * PAUSES[0])
-            raise StorageError(f"{self.url}/{name} differs from what was written")
+            raise StorageError(f"{self.url}/{name} does not match its stored digest")
 
         try:
             return self._attempt(download, "read")

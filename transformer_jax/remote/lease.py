@@ -37,7 +37,7 @@ class Lease:
     """A context manager that holds the lease of a run. The caller calls `renew` periodically."""
 
     def __init__(self, url: str, machine: str, *, waits: bool = False) -> None:
-        """Store the arguments.
+        """Store the arguments, without sending a request.
 
         Args:
             url: the folder in the bucket.

@@ -89,7 +89,7 @@ def collect_results(
     if not any(status.status == "done" for status in statuses):
         bad = [f" ({s.run.name} is {s.summary})" for s in statuses if s.status == "unreadable"]
         nothing = "has finished, so there is nothing to report"
-        raise UsageError(f"no run of {sweep.path} {nothing}{''.join(bad[:1])}")
+        raise UsageError(f"no run in {sweep.path} {nothing}{''.join(bad[:1])}")
     base_name, base = next(iter(sweep.rows.items()))
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
     base_texts = _fingerprints(by_row[base_name])
@@ -101,7 +101,7 @@ def collect_results(
     differences, signature = compare_test_bleu(bleu_tokenizer(base.config.data), done)
     trials = [read_status(run) for run in sweep.trials]
     if split == "test" and not any("test_bleu" in row.scores for row in rows.values()):
-        raise UsageError(f"no run of {sweep.path} has been scored on the test set")
+        raise UsageError(f"no run in {sweep.path} has been scored on the test set")
     return Results(sweep, rows, differences, signature, command, trials, split)
 
 

@@ -1,4 +1,4 @@
-"""Files that start a sweep's runs on SkyPilot or Kubernetes. The sweep is in a bucket.
+"""Write files that start the runs of a sweep in a bucket on SkyPilot or Kubernetes.
 
 Each run is a job that trains and scores the run in a worker (see `worker`). The worker of a
 preempted job saves a checkpoint if it has time. The cluster then starts the job again, and the run
@@ -151,7 +151,7 @@ def _kubernetes(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text with several lines as a block."""
+    """Writes multiline strings as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -162,7 +162,7 @@ def reconcile(sweep: Sweep) -> list[RunStatus]:
     # the list.
     for run, job in _active_jobs(sweep).items():
         if active.get(run) == job and job not in jobs:
-            write_status(run, "stopped", note=f"job {job} is gone", job=job)
+            write_status(run, "stopped", note=f"job {job} no longer exists", job=job)
     return [read_status(run) for run in sweep.runs]
 
 
@@ -242,7 +242,7 @@ def _submit_array(path: Path, tasks: list[Task], resources: Resources) -> list[s
 def _find_program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise ConnectionFailedError(f"no {name} on PATH: run this command on a Slurm machine")
+        raise ConnectionFailedError(f"{name} is not on PATH: use a machine with Slurm")
     return path
 
 

@@ -31,7 +31,7 @@ from transformer_jax.sweeps.plan import SweepRun
 Status = Literal["queued", "submitted", "running", "stopped", "failed", "done", "unreadable"]
 # A process on another machine is considered lost if it writes nothing for this many seconds.
 SILENT_SECONDS = 1800.0
-PROCESS_GONE = "its process is gone"
+PROCESS_GONE = "its process no longer exists"
 # Environment variables that pass a slot's name and CPU cores to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
@@ -263,7 +263,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
 
 
 def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
-    """Return the reason why a run's process is considered lost, or "" if it is not."""
+    """Explain why a run's process is considered lost, or return "" if it is not."""
     if stored.get("host") == socket.gethostname():
         pid = stored.get("pid")
         # Signals to the process ID 0 and to negative IDs go to groups of processes.

@@ -1,4 +1,4 @@
-"""Learning rates and initial values that keep the same settings good for models of every width.
+"""Scale learning rates and initial values so that tuned settings transfer across widths.
 
 This is the maximal update parametrization (muP) for Adam (Yang et al. 2022, Table 8), which
 `train.base_width` selects. Differs from the paper. Table 8 divides the learning rate of matrices by

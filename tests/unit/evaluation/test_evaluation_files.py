@@ -147,7 +147,7 @@ def test_scores_are_never_read_with_other_translations(
         save_evaluation(run, evaluation_of(SOURCES))
     # Another command may look for the scores at this moment, so they still exist.
     assert [path.name for path in folder.glob("*.json")] == ["scores.json"]
-    with pytest.raises(StorageError, match="differs from what was written: evaluate the run again"):
+    with pytest.raises(StorageError, match="has changed since it was written: evaluate again"):
         read_translations(folder)
 
 
@@ -156,7 +156,7 @@ def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
     for name in ("hypothesis.txt", "reference.txt"):
         intact = (folder / name).read_bytes()
         (folder / name).write_bytes(bytes([intact[0] ^ 1]) + intact[1:])
-        with pytest.raises(StorageError, match=rf"{name} differs from what was written"):
+        with pytest.raises(StorageError, match=rf"{name} has changed since it was written"):
             read_translations(folder)
         (folder / name).write_bytes(intact)
     scores = (folder / "scores.json").read_text()

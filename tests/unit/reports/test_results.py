@@ -201,5 +201,5 @@ def test_a_finished_run_without_scores_is_missing(dev_sweep: Sweep) -> None:
 
 
 def test_a_sweep_without_a_finished_run_has_no_results(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run of .* has finished"):
+    with pytest.raises(UsageError, match=r"no run in .* has finished"):
         collect(plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 1))

@@ -131,10 +131,11 @@ def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
     child.wait()
     host = os.uname().nodename
     set_status(run, "running", pid=child.pid, host=host)
-    assert (read_status(run).status, read_status(run).note) == ("stopped", "its process is gone")
+    status = read_status(run)
+    assert (status.status, status.note) == ("stopped", "its process no longer exists")
     # A process with this ID exists, but it is not the one that wrote the status.
     set_status(run, "running", pid=os.getpid(), host=host, process_start="1")
-    assert read_status(run).note == "its process is gone"
+    assert read_status(run).note == "its process no longer exists"
 
 
 def test_a_run_on_another_machine_is_running_while_it_writes(run: SweepRun) -> None:
