@@ -87,7 +87,7 @@ def _usage() -> str:
         f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n"
         "transformer-jax COMMAND --help shows the options of a command, and --help-all shows all "
         "of them.\n--import FILE, which every command accepts, executes a Python file that "
-        "registers parts.\ntransformer-jax completion {bash,zsh} prints a script for the shell."
+        "registers parts.\ntransformer-jax completion {bash,zsh,fish} prints a script for a shell."
     )
 
 

@@ -115,7 +115,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("train", "tiny", "model.num_heads=4"): (
         "unexpected argument 'model.num_heads=4': write --model.num-heads 4\n"
     ),
-    ("completion", "fish"): "completion needs a shell: transformer-jax completion bash or zsh\n",
+    ("completion", "tcsh"): "completion needs a shell: "
+    "transformer-jax completion bash or zsh or fish\n",
     ("train", "--import"): "--import needs a value\n",
     ("compile",): "compile needs a config: transformer-jax compile CONFIG [OPTIONS]",
     ("compile", "tiny"): "compile needs --target, such as --target v5e:2x4 (available: v4, v5e,",
@@ -349,26 +350,35 @@ COMPLETIONS = {
 }
 
 
-def test_bash_completes_commands_options_values_and_configs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("shell", ["bash", "fish"])
+def test_shells_complete_commands_options_values_and_configs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str
 ) -> None:
-    if shutil.which("bash") is None:
-        pytest.skip("needs bash")
-    assert main(["completion", "bash"]) == 0
+    if shutil.which(shell) is None or shutil.which("bash") is None:
+        pytest.skip(f"needs {shell} and bash")
+    assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     for words in COMPLETIONS:
-        script += (
-            f"\nCOMP_WORDS=(transformer-jax {words})\n"
+        script += {
+            "bash": f"\nCOMP_WORDS=(transformer-jax {words})\n"
             "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"
             "$(complete -p transformer-jax | sed 's/.*-F //; s/ .*//')\n"
-            'echo "${COMPREPLY[@]}"\n'
-        )
+            'echo "${COMPREPLY[@]}"\n',
+            "fish": f"\necho (complete -C 'transformer-jax {words}')\n",
+        }[shell]
     (tmp_path / "script").write_text(script, "utf-8")
     ended = subprocess.run(
-        ["bash", tmp_path / "script"], capture_output=True, text=True, check=False
+        [shell, tmp_path / "script"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     found = [set(line.split()) for line in ended.stdout.splitlines()]
     assert (found, ended.stderr) == (list(COMPLETIONS.values()), "")
+
+
+def test_zsh_completes_with_the_script_for_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0].endswith("&& bashcompinit")
+    assert lines[-1] == "complete -o default -F _transformer_jax transformer-jax"
 
 
 def test_help_for_a_config_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:

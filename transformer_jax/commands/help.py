@@ -25,20 +25,33 @@ from transformer_jax.console import stdout
 from transformer_jax.errors import UsageError
 
 Command = type[ConfigCommand] | type[PathCommand]
-SHELLS = ("bash", "zsh")
 # tyro completes commands and options. Complete other words with the names of shipped configs if the
-# command expects a config, and with file names otherwise.
+# command expects a config, and with file names otherwise. The other shells run this script, too: in
+# tyro's own scripts, zsh completes no values, and the command line for fish is too long for Linux.
 BASH = """
 _transformer_jax() {{
   _tyro_transformer_jax
   [[ -z "${{COMPREPLY[*]}}" ]] || return 0
   COMPREPLY=()
   case "${{COMP_WORDS[1]}}" in
-    {commands}) mapfile -t COMPREPLY < <(compgen -W "{configs}" -- "${{COMP_WORDS[COMP_CWORD]}}") ;;
+    {commands}) COMPREPLY=($(compgen -W "{configs}" -- "${{COMP_WORDS[COMP_CWORD]}}")) ;;
   esac
 }}
 complete -o default -F _transformer_jax transformer-jax
 """
+SHELLS = {
+    "bash": "{script}",
+    "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{script}",
+    "fish": """
+function _transformer_jax
+  set -l words (commandline -opc) (commandline -ct)
+  printf '%s\\n' {quoted} '
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _transformer_jax
+    printf "%s\\n" "${{COMPREPLY[@]}}"' | bash -s -- $words | string match -v ""
+end
+complete -c transformer-jax -a "(_transformer_jax)"
+""",
+}
 
 
 def restore_docstrings(commands: Mapping[str, Command]) -> None:
@@ -97,7 +110,7 @@ def completion_script(shells: Sequence[str], commands: Mapping[str, Command]) ->
     script = io.StringIO()
     with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(
-            types, prog="transformer-jax", args=["--tyro-print-completion", shells[0]]
+            types, prog="transformer-jax", args=["--tyro-print-completion", "bash"]
         )
     own = BASH.format(
         commands="|".join(
@@ -105,7 +118,9 @@ def completion_script(shells: Sequence[str], commands: Mapping[str, Command]) ->
         ),
         configs=" ".join(_shipped_names()),
     )
-    return script.getvalue() + (own if shells[0] == "bash" else "")
+    text = script.getvalue() + own
+    quoted = text.replace("\\", r"\\").replace("'", r"\'")
+    return SHELLS[shells[0]].format(script=text, quoted=f"'{quoted}'")
 
 
 def _offer_configs(cls: type) -> type:
