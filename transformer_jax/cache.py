@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformer_jax.errors import StorageError, UsageError, storage_errors
 from transformer_jax.files import URL, local_path
+from transformer_jax.progress import note
 
 
 def cache_folder(name: str) -> Path:
@@ -36,12 +37,21 @@ def cache_folder(name: str) -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Unless `JAX_COMPILATION_CACHE_DIR` is set, let JAX store programs in the user's cache."""
+    """Unless `JAX_COMPILATION_CACHE_DIR` is set, let JAX store programs in the user's cache.
+
+    If the cache is not writable, a note says so, and JAX compiles the programs in each process.
+    """
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder("programs")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder = cache_folder("programs")
+    except StorageError as error:
+        note(f"{error}; compiled programs are not stored")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _make_directory(folder: Path) -> Path:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.cache import cache_folder
+from transformer_jax.cache import cache_folder, enable_compilation_cache
 from transformer_jax.errors import StorageError, UsageError
+from transformer_jax.progress import Note
 
 
 def test_the_cache_is_in_the_folder_of_the_environment_variable(
@@ -36,6 +37,10 @@ def test_a_cache_folder_of_the_user_that_cannot_be_created_is_an_error(
         cache_folder("x")
     assert str(tmp_path / "file") in str(caught.value)
     assert "\n" not in str(caught.value)
+    # Compiled programs only save time, so a command that needs no other part of the cache works.
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    with pytest.warns(Note, match=r"cannot be created: .*; compiled programs are not stored"):
+        enable_compilation_cache()
 
 
 def test_the_default_cache_moves_to_temporary_files_if_it_cannot_be_written(
