@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 # paper interprets.
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
-# A row is wide if its standard deviation exceeds this multiple of the typical standard deviation.
+# The standard deviation of a high-variance row exceeds this multiple of the typical one.
 WIDE_RATIO = 4.0
 # If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
 # thousands of BLEU points.
@@ -52,7 +52,7 @@ class RowComparison:
     """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
     """The simultaneous 95% interval, or None if this row or the first has fewer than two seeds
-    (three if either row is wide)."""
+    (three if either is a high-variance row)."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
@@ -104,7 +104,7 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
 
 
 def _find_wide(scores: Scores) -> dict[str, float]:
-    """Return the ratio of each wide row's standard deviation to the typical standard deviation."""
+    """Return the standard deviation of each high-variance row, divided by the typical one."""
     # The median of a sample variance is below the true variance. Dividing by the median of the
     # chi-squared distribution, divided by its degrees of freedom, corrects for this.
     variances = [
@@ -273,7 +273,7 @@ def format_p(p: float) -> str:
 
 
 def describe_limits(analysis: Analysis) -> list[str]:
-    """Return notes that list the wide rows and the rows without an interval."""
+    """Return notes that list the high-variance rows and the rows without an interval."""
     without = [row for row, x in analysis.comparisons.items() if x.interval is None]
     notes = []
     if without and len(without) == len(analysis.comparisons):

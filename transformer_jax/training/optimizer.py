@@ -56,7 +56,7 @@ def muon(config: TrainConfig, rate: optax.Schedule) -> optax.GradientTransformat
     """Return Muon for the matrices, and Adam for all other parameters (Jordan et al. 2024).
 
     Updates of matrices have a root mean square of 0.2 times the learning rate (Liu et al. 2025), so
-    that the same learning rate suits all parameters.
+    that the same learning rate works for all parameters.
     """
     matrices = optax.contrib.muon(
         rate,
