@@ -1,7 +1,7 @@
 """Send a run's reports to its trackers.
 
 Each tracker runs in its own thread of the primary process, so that a slow server does not delay
-training. If a tracker raises an error, training continues without it. The file trackers.json in
+training. If a tracker raises an error, training continues without it. The file `trackers.json` in
 the run's folder stores the ID that a tracker assigned to the run and the latest step that the
 tracker received, so a resumed run continues its curves without repeating points.
 """
