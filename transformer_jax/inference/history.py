@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from transformer_jax.config.schema import is_own_search
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.files import JsonObject, read_json_if_valid
+from transformer_jax.files import JsonObject
 from transformer_jax.runs.metrics_file import is_count, is_number, read_metrics
-from transformer_jax.runs.run_folder import RunFolder, evaluation_folders
+from transformer_jax.runs.run_folder import RunFolder, evaluation_folders, read_scores
 
 if TYPE_CHECKING:
     from transformer_jax.visualization.style import Picture
@@ -84,7 +84,7 @@ def stored_evaluations(folder: RunFolder) -> list[JsonObject]:
     """
     rows: list[tuple[JsonObject, bool]] = []
     for path in evaluation_folders(folder.path):
-        result = read_json_if_valid(path / "scores.json")
+        result = read_scores(path)
         with contextlib.suppress(KeyError, TypeError):
             rows.append((_to_row(result), is_own_search(result, folder.config.decode)))
     rows.sort(key=lambda pair: (pair[0]["split"], pair[0]["step"], pair[1]))

@@ -19,6 +19,7 @@ A packaged run has a single checkpoint without optimizer state, plus README.md a
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -41,13 +42,17 @@ from transformer_jax.errors import (
 )
 from transformer_jax.files import (
     INVALID_JSON,
+    MAX_VOCABULARY_BYTES,
     JsonObject,
     check_no_links,
     is_stray,
     new_folder,
     read_json,
+    read_json_if_valid,
+    read_limited,
     write_json,
 )
+from transformer_jax.progress import note
 from transformer_jax.registry import check_registered, describe_foreign
 from transformer_jax.runs import FORMAT, checksums
 from transformer_jax.runs.lock import describe_holder
@@ -294,6 +299,23 @@ def evaluation_folders(run: Path, split: str = "") -> list[Path]:
     """Return the folders of a run's stored evaluations, in alphabetical order."""
     files = sorted(run.glob(f"evaluations/{split}*/scores.json"))
     return [file.parent for file in files if not is_stray(file.parent.name)]
+
+
+def read_scores(folder: Path) -> JsonObject:
+    """Return an evaluation's scores, or {} if they are missing, damaged, or those of other texts.
+
+    An evaluation that is interrupted while it replaces another one leaves the old scores.
+    """
+    scores = read_json_if_valid(folder / "scores.json")
+    digests = scores.get("files")
+    if not isinstance(digests, dict):
+        return scores
+    for path in folder.glob("*.txt"):
+        content = read_limited(path, MAX_VOCABULARY_BYTES)
+        if digests.get(path.name) not in (None, hashlib.sha256(content).hexdigest()):
+            note(f"{path} has changed since it was written: evaluate again")
+            return {}
+    return scores
 
 
 def _read_parts(description: JsonObject) -> dict[str, dict[str, str]]:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
-from transformer_jax.files import read_json_if_valid
-from transformer_jax.runs.run_folder import Dtype, evaluation_folders
+from transformer_jax.runs.run_folder import Dtype, evaluation_folders, read_scores
 
 CARD = """---
 {front_matter}---
@@ -70,7 +69,7 @@ def find_scores(run: Path, steps: Sequence[int]) -> list[StoredScores]:
     """Return the scores that `evaluate` stored for the mean of the checkpoints at these steps."""
     scores: list[StoredScores] = []
     for path in reversed(evaluation_folders(run)):
-        result = read_json_if_valid(path / "scores.json")
+        result = read_scores(path)
         if result.get("steps") != list(steps):
             continue
         # Another program may have written this file, so skip it if it is invalid.

@@ -24,6 +24,7 @@ from transformer_jax.evaluation.evaluation_files import (
 from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import score
 from transformer_jax.files import JsonObject, read_json_if_valid
+from transformer_jax.inference.history import stored_evaluations
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
@@ -149,6 +150,8 @@ def test_scores_are_never_read_with_other_translations(
     assert [path.name for path in folder.glob("*.json")] == ["scores.json"]
     with pytest.raises(StorageError, match="has changed since it was written: evaluate again"):
         read_translations(folder)
+    with pytest.warns(Note, match=r"\.txt has changed since it was written: evaluate again"):
+        assert stored_evaluations(run.folder) == []
 
 
 def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
