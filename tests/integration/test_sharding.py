@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from example_configs import SMALL
+from training_runs import assert_same, state_of
 
 import transformer_jax
 from transformer_jax.data.batches import Batch, Bucket
@@ -287,6 +288,24 @@ def train_on(
     """Start or resume a run on the given number of devices and return its metrics."""
     options = [] if killed_at is None else [str(killed_at)]
     return run_program("-c", LOOP, str(devices), str(path), json.dumps(train), *options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("parallelism", ["data", "fsdp", "pmap"])
+@pytest.mark.parametrize("devices", [3, 4, 8])
+@pytest.mark.trials("SIGKILL on 3, 4, or 8 devices")
+def test_a_run_that_is_killed_on_several_devices_resumes_to_the_same_bits(
+    devices: int, parallelism: str, tmp_path: Path
+) -> None:
+    options = {"steps": 6, "parallelism": parallelism}
+    undisturbed = train_on(devices, tmp_path / "undisturbed", **options)
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        # The run resumes from step 2 or 4: at step 5, the last checkpoint may not be complete.
+        train_on(devices, tmp_path / "killed", killed_at=5, **options)
+    assert caught.value.returncode == -signal.SIGKILL
+    assert train_on(devices, tmp_path / "killed", **options) == undisturbed
+    assert_same(state_of(tmp_path / "killed"), state_of(tmp_path / "undisturbed"))
 
 
 @pytest.mark.exhaustive
