@@ -52,6 +52,9 @@ context."""
 
 _environment: dict[str, str] = {}
 _noted: set[str] = set()
+_forks: list[int] = []
+# A fork does not have the threads of JAX, so it would wait for them forever.
+os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()) if _environment else None)
 
 
 def start_backend(cpu_threads: int | None = None) -> None:
@@ -60,7 +63,11 @@ def start_backend(cpu_threads: int | None = None) -> None:
     On a CPU, the rounding of a program can depend on the number of threads. `cpu_threads` is the
     number of threads of an existing run; the default is the number of cores that this process can
     use. The environment variable PJRT_NPROC overrides both.
+
+    Raises:
+        BackendError: a backend cannot start, or this process is a fork of one that uses JAX.
     """
+    _check_no_fork()
     enable_compilation_cache()
     if _environment:
         return
@@ -87,6 +94,7 @@ def start_backend(cpu_threads: int | None = None) -> None:
 @contextmanager
 def standard_settings(dtype: str = "float32") -> Iterator[None]:
     """Restore the defaults of `STANDARD_SETTINGS` in this thread until the context exits."""
+    _check_no_fork()
     ignored = [k for k, (_, x) in STANDARD_SETTINGS.items() if _setting(k) not in (x, None)]
     if dtype == "float64":
         ignored = [name for name in ignored if name != "jax_enable_x64"]
@@ -98,6 +106,14 @@ def standard_settings(dtype: str = "float32") -> Iterator[None]:
             set_value, value = STANDARD_SETTINGS[name]
             stack.enter_context(set_value(value))
         yield
+
+
+def _check_no_fork() -> None:
+    if _forks:
+        raise BackendError(
+            "this process is a fork of a process that uses JAX, so JAX cannot run in it: start "
+            "processes with multiprocessing.get_context('spawn')"
+        )
 
 
 def describe_environment() -> dict[str, str]:

@@ -97,7 +97,7 @@ class ConnectionFailedError(TransformerJaxError):
 
 
 class BackendError(TransformerJaxError):
-    """JAX cannot start: its platform does not exist on this machine, or a flag is unknown."""
+    """JAX cannot start: its platform does not exist, a flag is unknown, or this is a fork."""
 
     exit_code = os.EX_UNAVAILABLE
 

@@ -136,6 +136,27 @@ def test_the_number_of_threads_is_recorded_and_hidden_from_child_processes(tmp_p
     assert variable is None
 
 
+def test_a_fork_of_a_process_that_uses_jax_reports_it_instead_of_waiting(tmp_path: Path) -> None:
+    code = """\
+import os
+from transformer_jax.backend import standard_settings, start_backend
+from transformer_jax.errors import BackendError
+start_backend()
+if os.fork() == 0:
+    for use in (start_backend, standard_settings().__enter__):
+        try:
+            use()
+        except BackendError as error:
+            print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    process = run_python(code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    lines = process.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("a fork of a process that uses JAX" in line for line in lines)
+
+
 def test_the_host_device_is_a_cpu() -> None:
     assert host_device().platform == "cpu"
 
