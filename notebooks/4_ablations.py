@@ -254,7 +254,7 @@ config = tj.Config().change(
     train={
         "steps": 60,
         "warmup_steps": 30,
-        "checkpoint_every": 12,
+        "checkpoint_every": 20,
         "bleu_every": 100,
         "keep_checkpoints": 1,
     },
@@ -337,8 +337,8 @@ plt.show()
 # %%
 wide = config.change(model={"d_model": 128, "d_ff": 256, "d_k": 64, "d_v": 64})
 for name, base_width in (("the paper's rule", None), ("base_width = 32 ", 32)):
-    changed = wide.change(train={"base_width": base_width, "checkpoint_every": 60})
-    trained = tj.train(changed, f"wide/{base_width}", quiet=True)
+    train = {"base_width": base_width, "steps": 30, "checkpoint_every": 30}
+    trained = tj.train(wide.change(train=train), f"wide/{base_width}", quiet=True)
     print(f"{name}  perplexity {trained.metrics[-1]['dev/perplexity']:.2f} at width 128")
 
 # %% [markdown]
@@ -348,7 +348,7 @@ for name, base_width in (("the paper's rule", None), ("base_width = 32 ", 32)):
 # wider model has a lower loss. Each point is a single run.
 #
 # The last cell trains a model four times as wide as those above, with the same
-# `learning_rate_scale`. After 60 steps, the perplexity on the development set is much lower with
+# `learning_rate_scale`. After 30 steps, the perplexity on the development set is much lower with
 # `base_width`, which is the width of the narrow models. `docs/ablations.md` describes the option
 # and its limits.
 #
