@@ -350,6 +350,7 @@ COMPLETIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_shells_complete_commands_options_values_and_configs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str
@@ -374,6 +375,7 @@ def test_shells_complete_commands_options_values_and_configs(
     assert (found, ended.stderr) == (list(COMPLETIONS.values()), "")
 
 
+@pytest.mark.slow
 def test_zsh_completes_with_the_script_for_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()

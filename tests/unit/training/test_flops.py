@@ -247,6 +247,7 @@ def test_the_estimate_of_a_run_exceeds_its_flops_by_the_padding_and_the_shorter_
     assert flops / train_flops(SMALL) == pytest.approx(share, rel=0.25)
 
 
+@pytest.mark.slow
 def test_rows_with_different_numbers_of_heads_cost_the_same() -> None:
     """Section 3.2.2: the total cost is similar to that of single-head attention."""
     flops = {name: train_flops(row.config) for name, row in load_rows("heads").items()}

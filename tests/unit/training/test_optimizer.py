@@ -132,6 +132,7 @@ def names(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
+@pytest.mark.slow
 def test_only_kernels_are_matrices() -> None:
     for changes in [changes for changes in VARIANTS if "architecture" not in changes]:
         params = small_params(**changes)
