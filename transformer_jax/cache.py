@@ -1,5 +1,6 @@
 """The user's cache of prepared text and compiled programs, which is safe to delete at any time."""
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -47,11 +48,18 @@ def enable_compilation_cache() -> None:
         return
     try:
         folder = cache_folder("programs")
+        if not os.access(folder, os.W_OK):
+            raise StorageError(f"the cache folder {folder} is not writable")
     except StorageError as error:
-        note(f"{error}; compiled programs are not stored")
+        _note_once(f"{error}; compiled programs are not stored")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@functools.cache
+def _note_once(message: str) -> None:
+    note(message)
 
 
 def _make_directory(folder: Path) -> Path:

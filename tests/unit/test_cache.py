@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def test_a_cache_folder_of_the_user_that_cannot_be_created_is_an_error(
     # Compiled programs only save time, so a command that needs no other part of the cache works.
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     with pytest.warns(Note, match=r"cannot be created: .*; compiled programs are not stored"):
+        enable_compilation_cache()
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "read-only"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.warns(Note, match=r"is not writable; compiled programs are not stored"):
+        enable_compilation_cache()
+    with warnings.catch_warnings(action="error"):
         enable_compilation_cache()
 
 

@@ -379,7 +379,7 @@ def test_shells_complete_commands_options_values_and_configs(
 def test_zsh_completes_with_the_script_for_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0].endswith("&& bashcompinit")
+    assert lines[1].endswith("&& bashcompinit")
     assert lines[-1] == "complete -o default -F _transformer_jax transformer-jax"
 
 

@@ -30,18 +30,24 @@ Command = type[ConfigCommand] | type[PathCommand]
 # tyro's own scripts, zsh completes no values, and the command line for fish is too long for Linux.
 BASH = """
 _transformer_jax() {{
+  local word
+  local -a found
   _tyro_transformer_jax
-  [[ -z "${{COMPREPLY[*]}}" ]] || return 0
-  COMPREPLY=()
-  case "${{COMP_WORDS[1]}}" in
-    {commands}) COMPREPLY=($(compgen -W "{configs}" -- "${{COMP_WORDS[COMP_CWORD]}}")) ;;
-  esac
+  found=()
+  for word in "${{COMPREPLY[@]}}"; do [[ "$word" == *" "* || -z "$word" ]] || found+=("$word"); done
+  if [[ -z "${{found[*]}}" || "$COMP_CWORD" == 2 ]]; then
+    case "${{COMP_WORDS[1]}}" in
+      {commands}) found+=($(compgen -W "{configs}" -- "${{COMP_WORDS[COMP_CWORD]}}")) ;;
+    esac
+  fi
+  COMPREPLY=("${{found[@]}}")
 }}
 complete -o default -F _transformer_jax transformer-jax
 """
 SHELLS = {
     "bash": "{script}",
-    "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n{script}",
+    "zsh": "(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit; }}\n"
+    "autoload -Uz bashcompinit && bashcompinit\n{script}",
     "fish": """
 function _transformer_jax
   set -l words (commandline -opc) (commandline -ct)

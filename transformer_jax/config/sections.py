@@ -428,9 +428,9 @@ class TrainConfig(ConfigSection):
     base_width: Annotated[int | None, between(1, 1_000_000)] = None
     """The model.d_model for which the learning rate was tuned. Other widths then use the maximal
     update parametrization (muP, Yang et al. 2022), so that the same train.learning_rate_scale or
-    train.peak_learning_rate works for them. Keep d_ff and num_heads x d_v proportional to d_model.
-    Differs from the paper, in which all parameters have the same learning rate. For `adam`,
-    `adamw`, and `lion`."""
+    train.peak_learning_rate also works for these widths. Keep d_ff and num_heads x d_v proportional
+    to d_model. Differs from the paper, in which all parameters have the same learning rate. For
+    `adam`, `adamw`, and `lion`."""
     base_d_k: Annotated[int | None, between(1, 1_000_000)] = None
     """With train.base_width: the model.d_k of the model of that width. Default:
     model.d_k x train.base_width / model.d_model, as if wider models had wider

@@ -129,7 +129,7 @@ class TextFiles(FileCorpus):
             for split, paths in self._paths.items()
         }
         for split, lines in heads.items():
-            note_mistakes([path.name for path in self._paths[split]], lines)
+            note_mistakes([path.name for path in self._paths[split]], lines, f"{split}: ")
         for one, other in itertools.combinations(heads, 2):
             if heads[one] == heads[other]:
                 note(f"{one} and {other} start with the same {len(heads[one][0])} pairs")
@@ -160,16 +160,16 @@ class TextFiles(FileCorpus):
         self._check_unchanged(split)
 
 
-def note_mistakes(names: Sequence[str], sides: Sequence[list[str]]) -> None:
+def note_mistakes(names: Sequence[str], sides: Sequence[list[str]], label: str = "") -> None:
     """Issue notes if the first lines of a source and a target are the same or contain markup."""
     (source, target), heads = names, [lines[:NUM_CHECKED_LINES] for lines in sides]
     num_same = sum(x == y for x, y in zip(*heads, strict=False))
     if 2 * num_same > len(heads[0]):
         same = f"in {num_same} of the first {len(heads[0])} lines"
-        note(f"{source} and {target} are the same {same}")
+        note(f"{label}{source} and {target} are the same {same}")
     for name, lines in zip(names, heads, strict=True):
         if tag := next(filter(MARKUP.match, lines), ""):
-            note(f"{name} contains markup, which is read as text: {tag.strip()[:40]!r}")
+            note(f"{label}{name} contains markup, which is read as text: {tag.strip()[:40]!r}")
 
 
 def data_folder(folder: str | None) -> Path:

@@ -119,7 +119,7 @@ def supervise(
         phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
         raise LostProcessError(
             f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: "
-            f"this process, or another one that it was waiting for, hung",
+            "this process or one that it was waiting for hung",
             run,
         )
     if code >= 0:

@@ -311,8 +311,13 @@ def read_scores(folder: Path) -> JsonObject:
     if not isinstance(digests, dict):
         return scores
     for path in folder.glob("*.txt"):
-        content = read_limited(path, MAX_VOCABULARY_BYTES)
-        if digests.get(path.name) not in (None, hashlib.sha256(content).hexdigest()):
+        if path.name not in digests:
+            continue
+        try:
+            digest = hashlib.sha256(read_limited(path, MAX_VOCABULARY_BYTES)).hexdigest()
+        except (OSError, StorageError):
+            digest = None
+        if digest != digests[path.name]:
             note(f"{path} has changed since it was written: evaluate again")
             return {}
     return scores

@@ -162,6 +162,8 @@ def test_damage_to_translations_or_scores_is_noticed(run: Run) -> None:
         with pytest.raises(StorageError, match=rf"{name} has changed since it was written"):
             read_translations(folder)
         (folder / name).write_bytes(intact)
+    (folder / "notes.txt").symlink_to("missing")
+    assert len(stored_evaluations(run.folder)) == 1
     scores = (folder / "scores.json").read_text()
     (folder / "scores.json").write_text(scores.replace('"step": 8', '"step": 9'))
     with pytest.warns(Note, match="scores.json differs from what was written"):
