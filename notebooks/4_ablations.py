@@ -280,7 +280,7 @@ comparison.plot("dev/perplexity")
 #
 # The seeds of a row can also form an *ensemble*: the probability of a token is the mean of the
 # probabilities that the runs assign to it. `score` returns the log-probability of each token of the
-# given translations, and so the perplexity on the test set.
+# given translations, from which the next cell computes the perplexity on the test set.
 
 # %%
 lines = [Path(f"test.{language}").read_text("utf-8").splitlines() for language in ("en", "de")]
