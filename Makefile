@@ -19,7 +19,7 @@ demo: $(VENV)/installed  ## Train the tiny model on number words, translate, and
 	@$(BIN)/transformer-jax train configs/tiny.py --out runs/demo --resume
 	@$(BIN)/transformer-jax evaluate runs/demo
 
-test: $(VENV)/installed-test  ## Run the fast tests: seven minutes on two cores.
+test: $(VENV)/installed-test  ## Run the fast tests: six minutes on two cores.
 	$(PYTEST) -m "not slow and not exhaustive"
 
 test-all: $(VENV)/installed-test  ## Run all tests.

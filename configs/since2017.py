@@ -4,9 +4,9 @@
     transformer-jax sweep configs/since2017.py --scale small --data-from table3_multi30k:base \
         --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3
 
-The comment above each row names its source. The rows whose feed-forward networks have three
-matrices, `swiglu` and `geglu`, have about as many parameters as base. All rows use base's learning rate by default, so
-tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
+The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
+three matrices, but about as many parameters as base. All rows use base's learning rate by default,
+so tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
 implements.
 
 All rows except `base` and `checkpoint_average` differ from the paper.

@@ -370,7 +370,7 @@ plt.show()
 # At lengths up to $L$, all three models that encode positions translate nearly every line
 # correctly. Beyond $L$, sinusoids give a lower perplexity than the learned table, whose rows beyond
 # $L$ are random vectors. Sinusoids do not extrapolate far, however: the model correctly
-# translates only 15% of the lines with lengths from $L$ to $1.5L$ and no longer lines. The
+# translates only 15% of the lines with lengths from $L$ to $1.5L$ and none of the longer lines. The
 # formula for sinusoids defines a vector for every position, but the *model* has never seen the
 # vectors beyond position $L$. Rotary positions, a later scheme that makes attention depend on the
 # offset, give better results from $L$ to $1.5L$. Beyond $2L$, the model without positional

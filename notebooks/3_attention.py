@@ -398,8 +398,8 @@ plt.show()
 # %% [markdown]
 # Each column is a position of the translation, and each cell contains the likeliest token according
 # to this layer. The color shows the probability of the token that the last layer predicts. One
-# sentence is not evidence, so we count on the test set how often each layer already agrees with the
-# last one.
+# sentence is not enough evidence, so we measure on the test set how often each layer already agrees
+# with the last one.
 
 
 # %%

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jax
@@ -52,9 +53,9 @@ context."""
 
 _environment: dict[str, str] = {}
 _noted: set[str] = set()
-_forks: list[int] = []
+_is_fork = Event()
 # A fork does not have the threads of JAX, so it would wait for them forever.
-os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()) if _environment else None)
+os.register_at_fork(after_in_child=lambda: _is_fork.set() if _environment else None)
 
 
 def start_backend(cpu_threads: int | None = None) -> None:
@@ -109,7 +110,7 @@ def standard_settings(dtype: str = "float32") -> Iterator[None]:
 
 
 def _check_no_fork() -> None:
-    if _forks:
+    if _is_fork.is_set():
         raise BackendError(
             "this process is a fork of a process that uses JAX, so JAX cannot run in it: start "
             "processes with multiprocessing.get_context('spawn')"

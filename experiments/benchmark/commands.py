@@ -81,7 +81,7 @@ def run(name: str, config: Config, settings: Settings) -> Benchmark:
             raise WorkerFailedError(f"train ended with {trained.code}: {_last_line(trained)}")
         arguments = ["reproduce", str(first), "--out", str(second)]
         copied = run_command(arguments, _left(settings), inside.environment)
-        if copied.code and "is not reproduced" not in copied.output:
+        if copied.code and "was not reproduced" not in copied.output:
             raise WorkerFailedError(f"reproduce ended with {copied.code}: {_last_line(copied)}")
         reports = _train_reports(second)
         facts = {"library": "jax " + RunFolder.open(first).versions["jax"]}

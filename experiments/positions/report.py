@@ -16,7 +16,7 @@ from experiments.positions.study import Score, Study
 from transformer_jax.config.rows import CONTROL
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
-    WIDE_RATIO,
+    HIGH_VARIANCE_RATIO,
     Analysis,
     analyze,
     format_mean,
@@ -161,22 +161,22 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
 def _describe_exceptions(study: Study) -> list[str]:
     """Return notes about any schemes and buckets to which the significance bands do not apply."""
     names: tuple[Score, ...] = ("perplexity", study.metric)
-    wide = [
+    high_variance = [
         f"{scheme} in {bucket.name} ({LABELS[name].split(',')[0]})"
         for name in names
         for number, bucket in enumerate(study.buckets)
-        for scheme in analyze_bucket(study, number, name).wide
+        for scheme in analyze_bucket(study, number, name).high_variance
     ]
     seeds = set(study.seeds[study.schemes[0]])
     incomplete = [
         scheme for scheme in study.curves if scheme != CONTROL and set(study.seeds[scheme]) != seeds
     ]
     notes = []
-    if wide:
+    if high_variance:
         notes.append(
             "The gray bands do not apply to these rows, whose standard deviations are more than "
-            f"{WIDE_RATIO:g} times the typical one: {', '.join(wide)}. These rows are compared by "
-            "Welch's method with a Bonferroni correction."
+            f"{HIGH_VARIANCE_RATIO:g} times the typical one: {', '.join(high_variance)}. These "
+            "rows are compared by Welch's method with a Bonferroni correction."
         )
     if incomplete:
         notes.append(

@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_costs_one_interval_and_one_line(
     log = "".join(capsys.readouterr())
     assert "checkpoint 60 is damaged" in log
     assert "bad-60" in log
-    assert "40 is used instead" in log
+    assert "checkpoint 40 is used instead" in log
     shutil.rmtree(path / "checkpoints" / "bad-60")
     assert_equal(path, undisturbed)
     for step in (path / "checkpoints").iterdir():

@@ -48,6 +48,6 @@ def test_a_run_can_continue_and_be_reproduced_on_one_core(tmp_path: Path) -> Non
     assert RunFolder.open(tmp_path / "run").cpu_threads == 2
     run(tmp_path, CORES[:1], 4)
     output = run(tmp_path, CORES[:1], 0, "reproduce", "run")
-    assert "run is reproduced: all parameters are bit-identical" in output
+    assert "run was reproduced: all parameters are bit-identical" in output
     output = run(tmp_path, CORES[:2], 0, "reproduce", "run", "--out", "on-two-cores")
-    assert "run is reproduced: all parameters are bit-identical" in output
+    assert "run was reproduced: all parameters are bit-identical" in output

@@ -309,7 +309,7 @@ def test_two_sweeps_of_one_config_file_have_different_folders(
         (["mine.py", "--scale", "huge"], "--scale must be one of"),
         (["mine.py", "--data-from", "nowhere"], "no config file nowhere"),
         (["mine.py", "--train-from"], "--train-from"),
-        (["mine.py", "other.py"], "other.py and an earlier file have different rows"),
+        (["mine.py", "other.py"], "other.py and an earlier file define row"),
         (["mine.py", "--out", "mine.py", "--dry-run"], "mine.py is not a sweep"),
         (["nothing"], "no config file nothing"),
         ([], "sweep needs"),
@@ -407,4 +407,4 @@ def test_a_dry_run_warns_if_the_disk_is_too_small(
         usage = shutil._ntuple_diskusage(10**12, 10**12 - free, free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
         assert main(["sweep", "mine.py", "--dry-run"]) == 0
-        assert ("GB do not fit in the 0 GB" in capsys.readouterr().err) is is_warned
+        assert ("GB does not fit in the 0 GB" in capsys.readouterr().err) is is_warned

@@ -138,7 +138,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     out = capsys.readouterr().out
     digests = re.findall(r"^step (\d+)  sha256 [0-9a-f]{64}$", out, re.MULTILINE)
     assert digests == ["4", "8"]
-    assert "original is reproduced: all parameters are bit-identical" in out
+    assert "original was reproduced: all parameters are bit-identical" in out
     # `reproduce` does not change the original run, not even its lock file.
     assert all(path.read_bytes() == content for path, content in files.items())
     assert_same(state_of(Path("original"))[1], state_of(Path("original-reproduced"))[1])
@@ -161,7 +161,7 @@ def test_reproduce_trains_the_same_parameters_or_names_what_differs(
     assert main(["reproduce", "original"]) == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert (
-        "original is not reproduced: the parameters differ at step 8; other differences: "
+        "original was not reproduced: the parameters differ at step 8; other differences: "
         in message
     )
     assert "jax 0.0.1 -> " in message

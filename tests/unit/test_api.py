@@ -123,7 +123,7 @@ def test_rows_can_be_configs_or_files() -> None:
     rows = read_rows({"a": CONFIG, "b": tj.Row(CONFIG)})
     assert rows == {"a": tj.Row(CONFIG), "b": tj.Row(CONFIG)}
     assert list(read_rows("heads")) == list(tj.load_rows("heads"))
-    with pytest.raises(tj.UsageError, match="have different rows"):
+    with pytest.raises(tj.UsageError, match="define row"):
         read_rows(["table3", "table3_multi30k"])
 
 

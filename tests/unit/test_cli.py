@@ -70,6 +70,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("train", "tiny", "--model.num-haeds", "4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--model.num_haeds=4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--num-heads", "4"): "did you mean --model.num-heads?",
+    ("train", "tiny", "--modle.num_head", "4"): "did you mean --model.num-heads?",
     ("sweep", "tiny", "--data", "smoke"): "unknown option --data; did you mean --data-from?",
     ("train", "tiny", "-x"): "unknown option -x",
     ("train", "tiny", "--train.steps"): "--train.steps needs a value",
@@ -115,8 +116,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("train", "tiny", "model.num_heads=4"): (
         "unexpected argument 'model.num_heads=4': write --model.num-heads 4\n"
     ),
-    ("completion", "tcsh"): "completion needs a shell: "
-    "transformer-jax completion bash or zsh or fish\n",
+    ("completion",): "completion needs one shell, such as bash (available: bash, zsh, fish)\n",
+    ("completion", "tcsh"): "no completion for 'tcsh' (available: bash, zsh, fish)\n",
     ("train", "--import"): "--import needs a value\n",
     ("compile",): "compile needs a config: transformer-jax compile CONFIG [OPTIONS]",
     ("compile", "tiny"): "compile needs --target, such as --target v5e:2x4 (available: v4, v5e,",

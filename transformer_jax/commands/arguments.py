@@ -181,7 +181,7 @@ def _report(
             got = repr(value if isinstance(value, str) else " ".join(value))
             kind = WORDS.get(metavar, metavar)
             raise UsageError(f"{_name_of(argument, words)} must be {kind}, got {got}")
-    raise UsageError(f"invalid arguments of {name}: {event}")
+    raise UsageError(f"invalid arguments for {name}: {event}")
 
 
 def _name_of(argument: "ArgumentDefinition", words: Sequence[str]) -> str:
@@ -197,6 +197,11 @@ def _missing(name: str, command_type: type) -> UsageError:
     return UsageError(f"{name} needs {command_type.argument_name}: transformer-jax {usage}")
 
 
+def _section_of(option: str) -> str:
+    """Return "--model." for "--model.d-k", and "--" for an option without a section."""
+    return option[: option.find(".") + 1] or "--"
+
+
 def _suggest(option: str, command_type: type) -> str:
     """Suggest the option that is most similar, or return "" if no option is similar.
 
@@ -204,8 +209,9 @@ def _suggest(option: str, command_type: type) -> str:
     """
     options = list(list_options(command_type))
     completed = [o for o in options if o == f"{option}-from" or o.endswith(f".{option[2:]}")]
-    prefix = option[: option.find(".") + 1] or "--"
-    own = {o.removeprefix(prefix): o for o in options if o.startswith(prefix)}
-    near = difflib.get_close_matches(option.removeprefix(prefix), own, n=1, cutoff=0.7)
+    given, sections = _section_of(option), {_section_of(o) for o in options}
+    [section] = difflib.get_close_matches(given, sections, n=1, cutoff=0.7) or [given]
+    own = {o.removeprefix(section): o for o in options if o.startswith(section)}
+    near = difflib.get_close_matches(option.removeprefix(given), own, n=1, cutoff=0.7)
     found = [*completed, *(own[name] for name in near)]
     return f"; did you mean {found[0]}?" if found else ""

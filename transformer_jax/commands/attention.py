@@ -54,7 +54,9 @@ class Attention(RunCommand):
         if self.target is not None:
             for name in self.select_given("beam_size", "alpha", "beam_end"):
                 option = as_option(name)
-                raise UsageError(f"{option} does not apply with a TARGET, because no search runs")
+                raise UsageError(
+                    f"{option} does not apply with a TARGET, because no search is performed"
+                )
         selection = Selection(self.kind, self.layer, self.view, self.heads or None, self.position)
         out = find_free_path(DEFAULT) if self.out is None else self.out
         check_suffix(out, ATTENTION_SUFFIXES)

@@ -125,7 +125,7 @@ def print_program(program: "StepProgram") -> None:
     stdout.print(f"    {flops}, compiled in {program.seconds:.0f} s")
     for collectives in program.collectives:
         stdout.print(
-            f"    {collectives.kind} {collectives.dtype}: {collectives.count:,} of "
+            f"    {collectives.kind} {collectives.dtype}: {collectives.count:,}, "
             f"{_format_bytes(collectives.bytes)} in total"
         )
 

@@ -105,10 +105,11 @@ def print_help(name: str, command_type: Command, words: Sequence[str], *, everyt
 
 def completion_script(shells: Sequence[str], commands: Mapping[str, Command]) -> str:
     """Return a shell script that completes commands, options, and the names of shipped configs."""
-    if len(shells) != 1 or shells[0] not in SHELLS:
-        raise UsageError(
-            f"completion needs a shell: transformer-jax completion {' or '.join(SHELLS)}"
-        )
+    available = f"(available: {', '.join(SHELLS)})"
+    if len(shells) != 1:
+        raise UsageError(f"completion needs one shell, such as bash {available}")
+    if shells[0] not in SHELLS:
+        raise UsageError(f"no completion for {shells[0]!r} {available}")
     types: dict[str, Callable[..., object]] = {}
     for name, command_type in commands.items():
         _join_lines(command_type)

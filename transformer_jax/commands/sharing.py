@@ -83,7 +83,7 @@ class Export(CheckpointCommand):
             export_marian(run, out)
             if (epsilon := run.config.model.layer_norm_epsilon) != LAYER_NORM_EPSILON:
                 stderr.print(
-                    f"note: Marian's layer normalization has the epsilon {LAYER_NORM_EPSILON:g} "
+                    f"note: Marian's layer normalization uses an epsilon of {LAYER_NORM_EPSILON:g} "
                     f"instead of {epsilon:g}, so scores differ slightly"
                 )
             if not self.verify:

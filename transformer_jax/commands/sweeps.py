@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -106,7 +106,7 @@ class Sweep(ConfigCommand):
             for key, row in self.with_sections(loading.load_rows(spec), spec).items():
                 name = key or loading.run_name(spec)
                 if rows.setdefault(name, row) != row:
-                    raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
+                    raise UsageError(f"{spec} and an earlier file define row {name!r} differently")
         if self.grid:
             if len(rows) > 1:
                 names = ", ".join(rows)
@@ -300,8 +300,13 @@ def _explain_trials(part: "plan.Sweep") -> None:
 
 
 def _describe_size(sweep: "plan.Sweep") -> str:
-    size = f"{len(sweep.rows)} rows x {len(sweep.seeds)} seeds = {len(sweep.runs)} runs"
-    return f"{len(sweep.trials)} trials, then {size}" if sweep.trials else size
+    rows, seeds = _count(sweep.rows, "row"), _count(sweep.seeds, "seed")
+    size = f"{rows} x {seeds} = {_count(sweep.runs, 'run')}"
+    return f"{_count(sweep.trials, 'trial')}, then {size}" if sweep.trials else size
+
+
+def _count(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}{'s' if len(items) != 1 else ''}"
 
 
 def _format_limit(seconds: float) -> str:
@@ -318,8 +323,8 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool)
     total = sum(seconds[name] * runs for name, runs in remaining.items()) / num_slots
     stdout.print(
         f"{_format_limit(total)} of training for the remaining "
-        f"{sum(remaining.values()):.3g} of {len(sweep.runs)} runs, if it reaches "
-        f"{estimates.ASSUMED_UTILIZATION:.0%} of this machine's current peak; padding and short "
+        f"{sum(remaining.values()):.3g} of {len(sweep.runs)} runs, if training reaches "
+        f"{estimates.ASSUMED_UTILIZATION:.0%} of this machine's measured peak; padding and short "
         "targets reduce the time, and scoring adds to it"
     )
 
@@ -353,6 +358,6 @@ def _print_disk_space(
     stdout.print(f"about {total:.1f} GB on disk (free: {free:.0f})")
     if total > free:
         stderr.print(
-            f"warning: {total:.0f} GB do not fit in the {free:.0f} GB of free space: "
+            f"warning: {total:.0f} GB does not fit in the {free:.0f} GB of free space: "
             "choose another --out, or fewer --rows or --seeds"
         )

@@ -55,7 +55,9 @@ def print_evaluation(evaluation: "Evaluation") -> None:
     if (compound_bleu := result["compound_bleu"]) is not None:
         stdout.print(f"  BLEU        {compound_bleu:.2f}  compound-split, as in the paper's script")
     if "tok:none" in scores.bleu_signature:
-        stdout.print("  BLEU splits words at spaces: it is tokenized BLEU if the text is tokenized")
+        stdout.print(
+            "  BLEU splits the text at spaces: if the text is tokenized, this is tokenized BLEU"
+        )
     if checkpoints := result.get("per_checkpoint"):
         from transformer_jax.evaluation.tasks import main_score
 
@@ -80,7 +82,7 @@ def print_scores_by_length(buckets: Sequence[JsonObject]) -> None:
     """Print the scores for each range of source lengths."""
     table = _table("source tokens", "sentences", "perplexity", "BLEU", first_number=0)
     for bucket in buckets:
-        last = "and more" if bucket["last"] is None else f"to {bucket['last']}"
+        last = "or more" if bucket["last"] is None else f"to {bucket['last']}"
         scores = (f"{bucket[key]:.2f}" for key in ("perplexity", "bleu"))
         table.add_row(f"{bucket['first']} {last}", f"{bucket['sentences']:,}", *scores)
     show_table(table)

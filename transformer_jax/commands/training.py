@@ -223,7 +223,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
         steps = sorted({*old.steps} & {*new.steps} - {0})
         if original.steps_done not in steps:
             raise NotReproducedError(
-                f"{original.path} is not reproduced: training ended at step {copy.steps_done} "
+                f"{original.path} was not reproduced: training ended at step {copy.steps_done} "
                 f"instead of {original.steps_done}"
             )
         differing: list[int] = []
@@ -232,7 +232,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
             stdout.print(f"step {step}  sha256 {' -> '.join(digests)}")
             differing += [step] if len(digests) > 1 else []
         if not differing:
-            stdout.print(f"{original.path} is reproduced: all parameters are bit-identical")
+            stdout.print(f"{original.path} was reproduced: all parameters are bit-identical")
             return
         stored = (old.metadata(step).get("environment", {}) for step in steps)
         group = {"runs in the program": str(original.group)}
@@ -243,7 +243,7 @@ def _compare_parameters(original: RunFolder, copy: RunFolder) -> None:
     also = ", although the text and the recorded versions, devices, and settings are the same"
     if changes:
         also = f"; other differences: {', '.join(dict.fromkeys(changes))}"
-    problem = f"is not reproduced: the parameters differ at step {differing[0]}"
+    problem = f"was not reproduced: the parameters differ at step {differing[0]}"
     raise NotReproducedError(f"{original.path} {problem}{also}")
 
 

@@ -119,7 +119,7 @@ def supervise(
         phase = f" while {heartbeats.phase}" if heartbeats.phase else ""
         raise LostProcessError(
             f"no heartbeat for {heartbeats.silence:.0f} s{phase} after step {heartbeats.step}: "
-            "this process or one that it was waiting for hung",
+            "this process hung, or a process that it was waiting for hung",
             run,
         )
     if code >= 0:

@@ -56,9 +56,9 @@ class Evaluation(NamedTuple):
     result: JsonObject
     """The evaluation as JSON data: the settings, the perplexity, the fields in `Scores`,
     `compound_bleu`, and `by_length` (scores for ranges of source length). There can also be
-    `by_digits` (counts of correct numbers), `task` (its scores), `per_checkpoint` (scores of each
-    averaged checkpoint), and `members` (the runs of an ensemble, whose first run determines the
-    steps)."""
+    `by_digits` (counts of correct numbers), `task` (the scores of the task that `data.task`
+    selects), `per_checkpoint` (scores of each averaged checkpoint), and `members` (the runs of an
+    ensemble, whose first run determines the steps)."""
     sources: list[str]
     hypotheses: list[str]
     references: list[str]

@@ -58,7 +58,8 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.exists() and path.read_bytes() != text for path, text in texts.items()):
             # The comparisons belong to the old texts. The old scores remain until the new ones
-            # replace them, so `status` always finds scores. Their digests reject the new texts.
+            # replace them, so `status` always finds scores. Until then, the digests in the old
+            # scores do not match the new texts.
             for comparison in folder.glob("baseline-*.json"):
                 comparison.unlink()
         rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]

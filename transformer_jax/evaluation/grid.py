@@ -32,8 +32,8 @@ class Grid:
     beam_sizes: Sequence[int] = (1, 4, 8)
     alphas: Sequence[float] = (0.0, 0.6, 1.0)
     averages: Sequence[int] | None = None
-    """The numbers of consecutive, intact checkpoints to average. If None, use 1, 5, and 20, if the
-    run has that many."""
+    """The numbers of consecutive, intact checkpoints to average. None means 1, 5, and 20, except
+    numbers that exceed the run's number of such checkpoints."""
 
     def __post_init__(self) -> None:
         counts = [1] if self.averages is None else self.averages
@@ -58,7 +58,7 @@ def evaluate_grid(
     """Return the result of every search with every averaged model, sorted by settings.
 
     `step`, the last step of each average, defaults to the latest scheduled step or, without
-    averages, to the latest step. Results that cannot be stored only cause a note.
+    averages, to the latest step. If a result cannot be stored, issue a note.
     """
     if folder.package is not None:
         raise UsageError(f"{folder.path} is a package and has no separate checkpoints")

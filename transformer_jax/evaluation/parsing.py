@@ -157,7 +157,7 @@ def read_references(sources: Sequence[str], references: Sequence[str]) -> list[T
         if parse.is_repaired:
             raise DataError(
                 f"reference {number} is not a linearized tree over the {len(words)} words of its "
-                "source: data.task parsing needs such trees"
+                "source, which data.task parsing needs"
             )
         trees.append(Tree(words, parse.tags, parse.brackets))
     return trees

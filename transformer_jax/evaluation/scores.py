@@ -89,7 +89,8 @@ def check_tokenizer(name: str, references: Sequence[str]) -> None:
     if tokenizer in ("13a", "intl", "none") and sum(is_long) < MIN_LONG_REFERENCES * len(is_long):
         note(
             f"only {sum(is_long):,} of {len(is_long):,} references have {MAX_ORDER} or more words, "
-            "so BLEU is not very informative: data.bleu_tokenizer char splits them into characters"
+            "so BLEU is not very informative: to split them into characters, set "
+            "data.bleu_tokenizer to char"
         )
 
 
@@ -114,8 +115,8 @@ def score(
 ) -> Scores:
     """Score translations with sacreBLEU, using one reference per translation.
 
-    Raise a DataError if there are different numbers of lines or none, for which sacreBLEU may
-    return 100.
+    Raise a DataError if the numbers of lines differ or are 0, because sacreBLEU may then return
+    100.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(

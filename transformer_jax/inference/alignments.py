@@ -152,7 +152,7 @@ def _read_links(line: str, number: int) -> Gold:
     for text in line.split():
         if (link := LINK.fullmatch(text)) is None:
             raise DataError(
-                f"alignment {number}: {text!r} is not a link, such as 0-0, or 0?0 if it is possible"
+                f"alignment {number}: {text!r} is not a link such as 0-0 (sure) or 0?0 (possible)"
             )
         gold.possible.add((int(link[1]), int(link[3])))
         if link[2] == "-":

@@ -115,7 +115,10 @@ class Ensemble(Run):
         limits = [tuple(x or math.inf for x in model.config.max_lengths) for model in models]
         shortest = models[limits.index(min(limits))]
         if any(limit < x for y in limits for limit, x in zip(y, min(limits), strict=True)):
-            raise UsageError("no run of the ensemble has both the shortest sources and targets")
+            raise UsageError(
+                "no run of the ensemble has both the lowest limit on source length and the lowest "
+                "limit on target length"
+            )
         sizes = {"vocab_size": shortest.vocab_size, "source_vocab_size": shortest.source_vocab_size}
         return EnsembleModel(config=shortest.config, members=models, **sizes)
 

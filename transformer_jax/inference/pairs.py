@@ -42,8 +42,9 @@ def encode_pair(
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of a sentence pair.
 
-    If `target` is None, the target has the tokens that the best translation was found with, which
-    may differ from those of its text, and is empty if the model computes NaN.
+    If `target` is None, the target consists of the tokens that the search returned for the best
+    translation. Encoding its text again can give different tokens. If the model computes NaN, the
+    target is empty.
     """
     translator.check([source], truncate=truncate)
     [source_ids] = translator.encode([source], truncate=truncate)

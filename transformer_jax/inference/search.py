@@ -151,7 +151,7 @@ def beam_search(
     num_best: int = 1,
     prefix: Int[Array, "B L"] | None = None,
 ) -> Translations:
-    """Keep the `beam_size` likeliest prefixes at each step, and the best finished hypotheses.
+    """Keep the `beam_size` likeliest live hypotheses at each step, and the best finished ones.
 
     The first step reads the token `start`. `limit` is the maximum length of each translation,
     including `eos`, and must not exceed `max_length`. A sentence with a limit of 0 gets no

@@ -62,7 +62,7 @@ def _differences(config: Config) -> str:
 def _scores(folder: RunFolder) -> str:
     evaluations = stored_evaluations(folder)[-MAX_EVALUATIONS:]
     if not evaluations:
-        return "<p>none stored by the command evaluate</p>"
+        return "<p>The command evaluate has stored no scores.</p>"
     settings = ["split", "step", "average_checkpoints", "beam_size", "beam_end", "alpha"]
     headings = ["set", "step", "checkpoints", "beam", "beam end", "alpha"]
     headings += ["perplexity", "BLEU", "chrF2"]

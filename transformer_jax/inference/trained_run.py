@@ -139,7 +139,9 @@ class Run:
         search = [name for name in decode if name != "max_extra_length"]
         if sampling is not None and search:
             names = ", ".join(search)
-            raise UsageError(f"{names} cannot be used with sampling, because no search runs")
+            raise UsageError(
+                f"{names} cannot be used with sampling, because no search is performed"
+            )
         config = self.config.decode.change(**decode)
         if config.average_checkpoints != self.config.decode.average_checkpoints:
             raise UsageError(
@@ -329,7 +331,9 @@ class Run:
     def _pair_translator(self, target: str | None, decode: dict[str, Option]) -> Translator:
         if target is not None and decode:
             names = ", ".join(decode)
-            raise UsageError(f"{names} cannot be used with a target, because no search runs")
+            raise UsageError(
+                f"{names} cannot be used with a target, because no search is performed"
+            )
         return self.translator(**decode)
 
 
@@ -445,8 +449,8 @@ def load_averages(
             if not deleted:
                 raise
             raise StorageError(
-                f"the training run of {folder.path} has deleted checkpoint {', '.join(deleted)} to "
-                "make room for newer ones; run the command again to use the newer ones"
+                f"the process that trains {folder.path} has deleted old checkpoints "
+                f"({', '.join(deleted)}); run the command again to use the newer ones"
             ) from error
 
 

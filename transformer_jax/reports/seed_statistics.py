@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 LOG_PERPLEXITY_MARGIN = 0.01
 BLEU_MARGIN = 0.2
 # The standard deviation of a high-variance row exceeds this multiple of the typical one.
-WIDE_RATIO = 4.0
+HIGH_VARIANCE_RATIO = 4.0
 # If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
 # thousands of BLEU points.
 MIN_WELCH_SEEDS = 3
@@ -31,7 +31,7 @@ MIN_WELCH_SEEDS = 3
 # With more ranks, the t approximation of a rank correlation's p-value is accurate enough.
 MAX_EXACT_RANKS = 8
 
-WIDE_RULE = " (or three, if the row or the first row is not pooled)"
+SEEDS_RULE = " (or three, if the row or the first row is not pooled)"
 
 Scores = Mapping[str, Mapping[int, float]]
 Verdict = Literal["as in the paper", "differs", "inconclusive", "out of reach"]
@@ -65,7 +65,7 @@ class Analysis:
 
     base: str
     comparisons: Mapping[str, RowComparison]
-    wide: Mapping[str, float]
+    high_variance: Mapping[str, float]
     """The standard deviations of rows that are not pooled with others, relative to the typical
     one."""
     deviation: float | None = None
@@ -86,7 +86,7 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
     """
     base, *others = scores
     repeated = {row: by_seed for row, by_seed in scores.items() if len(by_seed) > 1}
-    wide = _find_wide(repeated)
+    high_variance = _find_high_variance(repeated)
     num_compared = max(1, len(repeated) - 1)
     comparisons = {}
     for row in others:
@@ -96,14 +96,14 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
             welch_interval(ours, theirs, 1 - (1 - confidence) / num_compared),
             welch_interval(ours, theirs),
         )
-    pooled = {row: by_seed for row, by_seed in scores.items() if by_seed and row not in wide}
+    pooled = {row: x for row, x in scores.items() if x and row not in high_variance}
     estimates, sigma = _compare_pooled(pooled, base, num_compared, confidence)
     for row, (difference, interval, p) in estimates.items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
-    return Analysis(base, comparisons, wide, sigma)
+    return Analysis(base, comparisons, high_variance, sigma)
 
 
-def _find_wide(scores: Scores) -> dict[str, float]:
+def _find_high_variance(scores: Scores) -> dict[str, float]:
     """Return the standard deviation of each high-variance row, divided by the typical one."""
     # The median of a sample variance is below the true variance. Dividing by the median of the
     # chi-squared distribution, divided by its degrees of freedom, corrects for this.
@@ -116,7 +116,7 @@ def _find_wide(scores: Scores) -> dict[str, float]:
     return {
         row: deviation / typical if typical else math.inf
         for row, deviation in deviations.items()
-        if deviation > WIDE_RATIO * typical
+        if deviation > HIGH_VARIANCE_RATIO * typical
     }
 
 
@@ -279,22 +279,22 @@ def describe_limits(analysis: Analysis) -> list[str]:
     if without and len(without) == len(analysis.comparisons):
         notes.append(
             f"No row has an interval, because {analysis.base} or all other rows have fewer than "
-            f"two seeds{WIDE_RULE}. A difference without an interval proves nothing."
+            f"two seeds{SEEDS_RULE}. A difference without an interval proves nothing."
         )
     elif without:
         names = ", ".join(without)
         notes.append(
-            f"Rows with fewer than two seeds{WIDE_RULE}, whose differences prove nothing: {names}."
+            f"Rows with fewer than two seeds{SEEDS_RULE}, whose differences prove nothing: {names}."
         )
-    if analysis.wide:
+    if analysis.high_variance:
         ratios = ", ".join(
             f"{row} ({f'{ratio:.1f} times' if math.isfinite(ratio) else 'the typical one is 0'})"
-            for row, ratio in analysis.wide.items()
+            for row, ratio in analysis.high_variance.items()
         )
         notes.append(
-            f"These rows have a standard deviation more than {WIDE_RATIO:g} times the typical one: "
-            f"{ratios}. They are not pooled with the others, and comparisons with them use Welch's "
-            "intervals with Bonferroni correction."
+            f"These rows have a standard deviation more than {HIGH_VARIANCE_RATIO:g} times the "
+            f"typical one: {ratios}. They are not pooled with the others, and comparisons with "
+            "them use Welch's intervals with Bonferroni correction."
         )
     return notes
 

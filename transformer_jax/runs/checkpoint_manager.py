@@ -121,7 +121,8 @@ class CheckpointManager:
             if (reason := self.find_damage(step)) is None:
                 for bad, why in damage.items():
                     aside = self._move_aside(bad)
-                    note(f"checkpoint {bad} is damaged{aside}: {why}; {step} is used instead")
+                    problem = f"checkpoint {bad} is damaged{aside}: {why}"
+                    note(f"{problem}; checkpoint {step} is used instead")
                 return step
             damage[step] = reason
         if damage:
@@ -179,10 +180,10 @@ class CheckpointManager:
     ) -> None:
         """Start writing JSON metadata and trees of arrays, after `prepare_save`.
 
-        The caller may then donate the arrays or, if `awaits_score` is true, only after
-        `record_score`, before which no checkpoint is deleted. The next call of `wait`,
-        `prepare_save`, `restore`, or `discard` raises the error of a failed write. The scores are
-        None if the step is not scheduled.
+        The caller may then donate the arrays. If `awaits_score` is true, the caller must call
+        `record_score` first, and no checkpoint is deleted before that call. The next call of
+        `wait`, `prepare_save`, `restore`, or `discard` raises the error of a failed write. The
+        scores are None if the step is not scheduled.
         """
         previous_step = max(self.perplexities, default=None)
         content = CheckpointMetadata(perplexity, previous_step, dict(metadata), smoothed_loss)

@@ -105,7 +105,7 @@ def _describe_change(path: Path, known: set[str]) -> str:
     if path.stat().st_size <= MAX_JSON_BYTES:
         text = path.read_bytes().replace(b"\r\n", b"\n")
         if hashlib.sha256(text).hexdigest() in known:
-            return "has other line endings: clone the repository with `-c core.autocrlf=false`"
+            return "has different line endings: clone the repository with `-c core.autocrlf=false`"
     return "differs from what was written"
 
 

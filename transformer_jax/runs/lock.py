@@ -44,7 +44,7 @@ def exclusive_lock(run: Path) -> Iterator[None]:
 
 
 def describe_holder(run: Path) -> str:
-    """Return "by process 7 on x, for 2 h 5 min" if a run is being trained, and "" otherwise."""
+    """Return "by process 7 on x, started 2 h 5 min ago" if a run is being trained, else ""."""
     try:
         check_regular(run / NAME)
         with (run / NAME).open("r", encoding="utf-8") as file:
@@ -74,7 +74,7 @@ def _read_holder(file: IO[str]) -> str:
         minutes, seconds = divmod(max(0, round(time.time() - holder["since"])), 60)
         hours, minutes = divmod(minutes, 60)
         age = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
-        return f"by process {int(holder['pid'])} on {holder['host']!s}, for {age}"
+        return f"by process {int(holder['pid'])} on {holder['host']!s}, started {age} ago"
     except (OSError, KeyError, *INVALID_JSON):
         # The holder has acquired the lock but has not written its process ID yet.
         return "by a process that has just started"

@@ -47,7 +47,7 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
             else:
                 reports.append(report)
         if num_damaged:
-            note(f"{path} has damaged lines, which are ignored: {num_damaged}")
+            note(f"{path}: number of damaged lines, which are ignored: {num_damaged}")
     if size <= max_bytes:
         _check_number(path, len(reports), num_expected)
     return reports
@@ -113,8 +113,9 @@ def _damaged(path: Path, number: int) -> StorageError:
 def truncate_metrics(path: Path, step: int, splits: Collection[str]) -> None:
     """Remove the reports that become stale when a run resumes at `step`.
 
-    These are the reports for later steps, and for this step except for `splits`, whose reports were
-    scheduled. Also remove invalid lines at the end, which a power failure can leave.
+    These are the reports for later steps, and the reports for this step on any split that is not in
+    `splits`. The reports on `splits` are final. Also remove invalid lines at the end, which a power
+    failure can leave.
 
     Raise a StorageError if an invalid line precedes a valid one, or a complete line was altered.
     """

@@ -261,12 +261,12 @@ class RunFolder:
         train = self.config.train
         if train.schedule_depends_on_steps and config.train.steps != train.steps:
             raise ConfigError(
-                f"{self.path} cannot resume with another train.steps, because its train.schedule, "
-                f"{train.schedule}, ends at step {train.steps}: set train.decay_steps in new runs, "
-                "so that they can stop earlier and resume"
+                f"{self.path} cannot resume with a different train.steps, because its "
+                f"train.schedule, {train.schedule}, ends at step {train.steps}: set "
+                "train.decay_steps in new runs, so that they can stop earlier and resume"
             )
         if config.train.steps < self.steps_done:
-            rule = f"at least {self.steps_done}, the number of steps that {self.path} has done"
+            rule = f"at least {self.steps_done}, the number of steps that {self.path} has completed"
             raise ConfigError.from_field("train.steps", rule, config.train.steps)
         return replace(self, config=config)
 
@@ -302,7 +302,7 @@ def evaluation_folders(run: Path, split: str = "") -> list[Path]:
 
 
 def read_scores(folder: Path) -> JsonObject:
-    """Return an evaluation's scores, or {} if they are missing, damaged, or those of other texts.
+    """Return an evaluation's scores, or {} if they are missing, damaged, or for different texts.
 
     An evaluation that is interrupted while it replaces another one leaves the old scores.
     """

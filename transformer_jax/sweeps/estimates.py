@@ -43,7 +43,8 @@ MEMORY_MARGIN = 1.5
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
     """Estimate the seconds of a run in each row, if `num_parallel` runs train concurrently.
 
-    The estimates are too high if batches contain padding, or if other programs use the device.
+    The estimates are too high if batches contain padding, or if other programs use the device while
+    its peak is measured.
     """
     # Each run uses either one accelerator or an equal share of the CPU.
     share = num_parallel if jax.default_backend() == "cpu" else jax.local_device_count()

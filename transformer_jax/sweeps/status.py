@@ -282,7 +282,7 @@ def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
     files = (run.status_file, run.log_file, run.path / "metrics.jsonl")
     last_write = max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
     age = time.time() - last_write
-    return "" if age < SILENT_SECONDS else f"the run wrote nothing for {age / 60:.0f} minutes"
+    return "" if age < SILENT_SECONDS else f"the run has written nothing for {age / 60:.0f} minutes"
 
 
 def _process_start(pid: int) -> str:

@@ -80,8 +80,8 @@ class ActionSchedule:
     def is_out_of_patience(self, step: int, scores: Mapping[int, float]) -> bool:
         """Return whether the best scheduled checkpoint is at least `patience` checkpoints old.
 
-        `scores` maps the steps of scheduled checkpoints, in increasing order, to scores that are
-        better if they are lower. The result is false if `patience` is None or if no checkpoint is
+        `scores` maps the steps of scheduled checkpoints, in increasing order, to scores. Lower
+        scores are better. The result is false if `patience` is None or if no checkpoint is
         scheduled at `step`.
         """
         patience = self.config.patience

@@ -68,8 +68,8 @@ def flops_of_lengths(
 ) -> float:
     """Return the FLOPs of a training step on B pairs: three times the FLOPs of a forward pass.
 
-    Each dot product counts once, even with `model.remat`, and as in full attention, except for
-    pairs of positions outside the attention window.
+    Each dot product counts once, even with `model.remat`. Attention counts as full attention,
+    excluding pairs of positions outside the attention window.
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     pairs = (_count_pairs(config, lengths).sum() for lengths in (source, target))
@@ -89,7 +89,7 @@ def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.
 
 
 def plain_config(config: ModelConfig) -> ModelConfig:
-    """Return the model's config without options that only save time or memory, or a window."""
+    """Return the model's config without a window and options that only save time or memory."""
     is_fused, attention = config.has_fused_attention, config.attention_implementation
     return replace(
         config,

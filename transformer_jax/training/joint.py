@@ -45,7 +45,7 @@ class JointStep(TrainStep):
         return _stack([step.make_numbers() for step in self.steps])
 
     def with_numbers(self, numbers: Numbers) -> "JointStep":
-        """Return a step with different numeric settings, such as the arguments to a program."""
+        """Return a step with other numeric settings, such as traced arguments of a program."""
         return replace(self, numbers=numbers)
 
     def __call__(

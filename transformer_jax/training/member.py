@@ -43,7 +43,7 @@ T = TypeVar("T")
 Parameters = ParamSpec("Parameters")
 
 OnEnd = Callable[[TransformerJaxError | None], object]
-"""A function that is called when a run has ended, with the error that ended it."""
+"""A function that is called when a run has ended, with the error that ended it or None."""
 
 
 @dataclass(frozen=True)

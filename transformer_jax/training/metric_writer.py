@@ -60,7 +60,7 @@ class MetricWriter:
         self._steps = Counter[int]()
 
     def count_earlier(self, step: int) -> int:
-        """Return the number of reports for earlier steps than `step`."""
+        """Return the number of reports for steps before `step`."""
         return sum(count for earlier, count in self._steps.items() if earlier < step)
 
     def advance(self, step: int) -> None:

@@ -109,7 +109,7 @@ class TrainStep:
         return jax.tree.map(lambda x: jax.device_put(np.float32(x)), numbers)
 
     def with_numbers(self, numbers: Numbers) -> "TrainStep":
-        """Return a step with different numeric settings, such as the arguments to a program."""
+        """Return a step with other numeric settings, such as traced arguments of a program."""
         model = self.model.clone(config=self.model.config.with_numbers(numbers.model))
         return replace(self, model=model, config=self.config.with_numbers(numbers.train))
 

@@ -131,7 +131,8 @@ class WeightsAndBiases(Tracker):
             settings=wandb.Settings(silent=True, console="off"),
         )
         self.id = self._run.id
-        # wandb's own step must not decrease, but reports on the two sets can arrive in any order.
+        # wandb's own step must not decrease, but training and development reports can arrive in
+        # any order.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float], seconds: float) -> None:  # noqa: ARG002

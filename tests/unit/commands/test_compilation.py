@@ -52,7 +52,7 @@ def test_a_config_that_fits_is_answered_in_one_line_per_target(
         "  assumed shapes and vocabulary size; all numbers are per device",
         "  32 x (64 + 64) tokens: peak 1.50 GiB (3%), state 1.00 GiB (67% of it)",
         "    5.00 TFLOP (6.00 TFLOP in the program), compiled in 70 s",
-        "    all-reduce bf16: 3 of 2.00 GiB in total",
+        "    all-reduce bf16: 3, 2.00 GiB in total",
         "tiny fits h100:8 (data): 1.50 GiB of 59.33 GiB per device",
     ]
 
@@ -137,7 +137,7 @@ def test_a_dry_run_prints_the_devices_that_each_row_needs(
     arguments += ["--data.batch-tokens", "8192", "--rows", "A1", "--seeds", "1"]
     assert main(["sweep", "table3", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "2 rows x 1 seeds = 2 runs" in out
+    assert "2 rows x 1 seed = 2 runs" in out
     assert "base to A1: 2 v5e chips each" in out
     assert "GB per run" in out
 

@@ -63,7 +63,7 @@ def test_the_error_rate_is_that_of_och_and_ney() -> None:
     assert tj.alignment_error_rate(lines, lines) == 0
     with pytest.raises(UsageError, match="there are 1 alignments, but 2 gold alignments"):
         tj.alignment_error_rate(["0-0"], ["0-0", "0-0"])
-    with pytest.raises(DataError, match="alignment 2: '0:0' is not a link, such as 0-0"):
+    with pytest.raises(DataError, match="alignment 2: '0:0' is not a link such as 0-0"):
         tj.alignment_error_rate(["0-0", "0-0"], ["0-0", "0:0"])
     with pytest.raises(DataError, match="neither the alignments nor the gold"):
         tj.alignment_error_rate([""], ["0?0"])

@@ -144,7 +144,7 @@ def test_rows_that_do_not_differ_are_rarely_significant(seeds_per_row: list[int]
     # For these tables, `analyze` must give the same results as `null_statistics`.
     for draw in [*np.argsort(maxima)[-5:], *range(5)]:
         analysis = analyze(to_scores(tables[draw]))
-        if not analysis.wide:
+        if not analysis.high_variance:
             intervals = [interval_of(analysis, row) for row in analysis.comparisons]
             centers = np.mean(intervals, axis=1)
             halves = np.ptp(intervals, axis=1) / 2
@@ -189,7 +189,7 @@ def test_one_unlucky_seed_does_not_widen_the_intervals_of_other_rows() -> None:
 
 def test_a_row_with_an_unlucky_seed_is_named_and_compared_by_its_own_deviation() -> None:
     analysis = analyze(UNLUCKY)
-    assert list(analysis.wide) == ["4"]
+    assert list(analysis.high_variance) == ["4"]
     assert analysis.comparisons["4"].p is None
     low, high = interval_of(analysis, "4")
     assert low < -5.3 < 0 < high
@@ -202,7 +202,7 @@ def test_deviations_that_differ_by_chance_are_pooled() -> None:
     deviations = tables.std(axis=2, ddof=1)
     # The largest of 11 standard deviations is usually more than 4 times as large as the smallest.
     assert np.mean(deviations.max(axis=1) > 4 * deviations.min(axis=1)) > 0.5
-    assert sum(bool(analyze(to_scores(table)).wide) for table in tables[:50]) <= 1
+    assert sum(bool(analyze(to_scores(table)).high_variance) for table in tables[:50]) <= 1
 
 
 def test_welchs_interval_is_scipys() -> None:
@@ -261,7 +261,7 @@ def test_two_seeds_have_no_welch_interval() -> None:
     assert high - low > 100
     assert welch_interval(ours, theirs) is None
     analysis = analyze(to_scores([theirs, ours, [4.1, 4.0], [4.0, 4.2], [4.1, 4.3]]))
-    assert list(analysis.wide) == ["1"]
+    assert list(analysis.high_variance) == ["1"]
     assert analysis.comparisons["1"].difference == pytest.approx(1.95)
     assert analysis.comparisons["1"].interval is None
     assert analysis.comparisons["2"].interval is not None
@@ -386,7 +386,7 @@ def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
     ]
 
 
-def test_a_wide_row_among_rows_that_do_not_vary_has_no_ratio() -> None:
+def test_a_high_variance_row_among_rows_that_do_not_vary_has_no_ratio() -> None:
     equal, varying = dict.fromkeys(range(3), 1.0), {0: 1.0, 1: 2.0, 2: 3.0}
     [note] = describe_limits(analyze({"base": equal, "same": equal, "wide": varying}))
     assert "wide (the typical one is 0)" in note

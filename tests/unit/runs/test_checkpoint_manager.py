@@ -264,7 +264,9 @@ def test_any_damage_is_detected_and_the_previous_checkpoint_is_used(
         shutil.copytree(tmp_path / "intact", copy)
         files = sorted(path for path in (copy / "2").rglob("*") if path.is_file())
         DAMAGES[number % len(DAMAGES)](rng, files)
-        note = r"^checkpoint 2 is damaged and was renamed to bad-2: .*; 1 is used instead$"
+        note = (
+            r"^checkpoint 2 is damaged and was renamed to bad-2: .*; checkpoint 1 is used instead$"
+        )
         with open_writable(copy) as checkpoints:
             with pytest.warns(Note, match=note):
                 assert checkpoints.latest_valid() == 1, f"damage {number}"
@@ -278,7 +280,7 @@ def test_a_reader_uses_the_previous_checkpoint_and_renames_nothing(tmp_path: Pat
     write_steps(folder, {1: 9.0, 2: 8.0, 3: None})
     (folder / "3" / "checkpoint.json").unlink()
     with CheckpointManager(folder, IDENTITY) as checkpoints:
-        note = "^checkpoint 3 is damaged: checkpoint.json is missing; 2 is used instead$"
+        note = "^checkpoint 3 is damaged: checkpoint.json is missing; checkpoint 2 is used instead$"
         with pytest.warns(Note, match=note):
             assert select_steps(checkpoints) == [2]
         # If the caller requests a specific step, the manager must not substitute another

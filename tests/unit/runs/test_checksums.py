@@ -194,7 +194,7 @@ def test_windows_line_endings_are_named_as_the_damage(folder: Path) -> None:
         assert b"\n" in text
         (folder / name).write_bytes(text.replace(b"\n", b"\r\n"))
     with pytest.raises(
-        CorruptionError, match=r"b/d.json has other line endings: clone .* `-c core"
+        CorruptionError, match=r"b/d.json has different line endings: clone .* `-c core"
     ):
         checksums.check(folder)
 

@@ -301,7 +301,7 @@ def test_the_command_says_that_the_epsilon_differs(
     assert main(["export", str(run.path), *options]) == 0
     output = capsys.readouterr()
     assert output.err == (
-        "note: Marian's layer normalization has the epsilon 1e-05 instead of 1e-06, so scores "
+        "note: Marian's layer normalization uses an epsilon of 1e-05 instead of 1e-06, so scores "
         "differ slightly\n"
     )
     assert f"exported to {out}: 0.0 MB, marian, float32, step 4\n" in output.out

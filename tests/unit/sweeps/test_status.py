@@ -144,7 +144,7 @@ def test_a_run_on_another_machine_is_running_while_it_writes(run: SweepRun) -> N
     assert read_status(run).slot == ""
     os.utime(run.status_file, (1, 1))
     assert read_status(run).status == "stopped"
-    assert read_status(run).note.startswith("the run wrote nothing for ")
+    assert read_status(run).note.startswith("the run has written nothing for ")
 
 
 def test_a_running_run_reports_its_progress(run: SweepRun) -> None:

@@ -154,7 +154,7 @@ def test_a_tracker_that_fails_issues_one_note_and_does_not_affect_others(
     with pytest.warns(Note) as notes:
         send(tmp_path, FIRST, "failing", "recorder")
     [text] = [str(x.message) for x in notes]
-    assert text == ("training continues without the tracker failing: SystemExit: no connection")
+    assert text == ("the tracker failing receives no more reports: SystemExit: no connection")
     assert len(runs[0].received) == len(FIRST)
 
 
