@@ -226,7 +226,7 @@ def read_rows(configs: Configs) -> dict[str, Row]:
     for spec in [configs] if isinstance(configs, str) else configs:
         for name, row in load_rows(spec).items():
             if rows.setdefault(name or run_name(spec), row) != row:
-                raise UsageError(f"{spec} and an earlier file have different rows {name!r}")
+                raise UsageError(f"{spec} and an earlier file define row {name!r} differently")
     return rows
 
 

@@ -350,7 +350,7 @@ def test_a_dry_run_prints_what_a_sweep_needs_and_creates_nothing(
     )
     assert len(lines) == 3
     assert len({line.index(" and about") for line in lines}) == 1
-    estimate = r"^up to about .* of training for the remaining 9 of 9 runs, if it reaches 30%"
+    estimate = r"^up to about .* of training for the remaining 9 of 9 runs, if training reaches 30%"
     assert re.search(estimate, out, re.MULTILINE)
     assert re.search(r"^about \d+\.\d GB on disk \(free: \d+\)$", out, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

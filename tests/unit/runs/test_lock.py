@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,14 +25,17 @@ with exclusive_lock(Path(sys.argv[1])):
 """
 
 
-def start_holder(run: Path) -> subprocess.Popen[str]:
-    """Start a process that locks a run, and wait until it holds the lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "locked\n"
-    return process
+@contextmanager
+def start_holder(run: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that locks a run, wait until it holds the lock, and finally kill it."""
+    command = [sys.executable, "-c", HOLD, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_error_names_the_holder_and_a_killed_holder_releases_the_lock(tmp_path: Path) -> None:
@@ -39,7 +44,7 @@ def test_the_error_names_the_holder_and_a_killed_holder_releases_the_lock(tmp_pa
             with pytest.raises(UsageError) as caught, exclusive_lock(tmp_path):
                 pass
             assert f"{tmp_path} is being trained by process {first.pid} on " in str(caught.value)
-            assert "for 0 min" in str(caught.value)
+            assert "started 0 min" in str(caught.value)
         first.send_signal(signal.SIGKILL)
         first.wait()
         with exclusive_lock(tmp_path):
@@ -49,7 +54,10 @@ def test_the_error_names_the_holder_and_a_killed_holder_releases_the_lock(tmp_pa
 def test_the_age_is_in_hours_and_an_invalid_file_is_tolerated(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path):
         for content, message in (
-            (json.dumps({"pid": 7, "host": "x", "since": 0}), r"process 7 on x, for \d+ h \d+ min"),
+            (
+                json.dumps({"pid": 7, "host": "x", "since": 0}),
+                r"process 7 on x, started \d+ h \d+ min ago",
+            ),
             ("", "by a process that has just started"),
             ("0" * 10**7, "by a process that has just started"),
             ("[" * 4000, "by a process that has just started"),

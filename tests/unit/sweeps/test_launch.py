@@ -306,7 +306,7 @@ def test_a_run_is_not_resumed_while_its_old_trainer_still_saves(tmp_path: Path) 
                 lock.close()
 
         launch(sweep, SLOTS[:1], report)
-    holder = f"being trained by process {os.getpid()} on {socket.gethostname()}, for 0 min"
+    holder = f"being trained by process {os.getpid()} on {socket.gethostname()}, started 0 min"
     assert events[0].startswith(f"saves/seed-0: waiting, because it is already {holder}")
     assert [line.split(", pe")[0] for line in events[1:]] == [
         *("works/seed-0: on cpu 0", "works/seed-0: done", "trainer ends"),

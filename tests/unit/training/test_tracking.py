@@ -169,7 +169,9 @@ def test_a_run_waits_only_for_a_limited_time_for_a_tracker_that_hangs(
 
     tj.register("train.trackers", "hanging")(Hanging)
     monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.1)
-    with pytest.warns(Note, match="without the tracker hanging: it did not respond in time"):
+    with pytest.warns(
+        Note, match="the tracker hanging receives no more reports: it did not respond in time"
+    ):
         send(tmp_path, FIRST, "hanging")
     event.set()
 
