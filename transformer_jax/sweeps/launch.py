@@ -232,7 +232,8 @@ def _settle_status(
     # If a worker exits early, the status file is missing or describes an earlier attempt.
     is_new = read_json_if_valid(run.status_file).get("pid") == worker.pid
     is_final = status.status in ("done", "failed", "stopped") and status.note != PROCESS_GONE
-    if is_stopping or code == 0 or (is_new and is_final):
+    # A run that is still running belongs to another worker.
+    if is_stopping or code == 0 or status.status == "running" or (is_new and is_final):
         return status
     note = f"its worker exited with code {code}: see {run.log_file}"
     write_status(run, "failed", note=note)

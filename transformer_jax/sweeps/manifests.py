@@ -25,8 +25,8 @@ TEMPORARY = (os.EX_IOERR, LostProcessError.exit_code, ConnectionFailedError.exit
 # Kubernetes starts a run again this many times after such an exit code, and without limit after a
 # preemption.
 MAX_RESTARTS = 20
-# SkyPilot starts a run again without limit, so it does this only for a run that was saved or that
-# made no progress for a while. A permanent error has another exit code.
+# SkyPilot starts a run again without limit, so it does this only for a run that was saved, made no
+# progress for a while, or belongs to another process. A permanent error has another exit code.
 RESUMABLE = os.EX_TEMPFAIL
 # The names of pods have at most 63 characters.
 MAX_NAME_LENGTH = 40

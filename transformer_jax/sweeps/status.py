@@ -279,9 +279,12 @@ def _reason_if_lost(run: SweepRun, stored: JsonObject) -> str:
         start = stored.get("process_start")
         is_same = not start or start == _process_start(pid)
         return "" if is_same else PROCESS_GONE
-    files = (run.status_file, run.log_file, run.path / "metrics.jsonl")
-    last_write = max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
-    age = time.time() - last_write
+    # Downloads change the modification times of all files except the log, which is never uploaded.
+    reports = read_metrics(run.path / "metrics.jsonl", TAIL_BYTES)[-1:]
+    times = [_numbers(x).get("time", 0.0) for x in (stored, *reports)]
+    if run.log_file.exists():
+        times.append(run.log_file.stat().st_mtime)
+    age = time.time() - max(times)
     return "" if age < SILENT_SECONDS else f"the run has written nothing for {age / 60:.0f} minutes"
 
 

@@ -37,10 +37,18 @@ MAX_NOTE_LENGTH = 300
 def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
     """Run the remaining phases of runs; return the exit code of a phase that failed, or 0.
 
+    If other workers are already running all of the runs, return the code of `RunInterrupted`, so
+    that a cluster starts this worker again later.
+
     The first phase, "train", trains all models in one program. The other phases score each run on
     the dev split and, unless the run is a trial or there is no test split, on the test split.
     """
+    names = NAME_SEPARATOR.join(run.name for run in runs)
     runs = [run for run in runs if _claim(run)]
+    if not runs:
+        # Standard output goes to the run's log.
+        print(f"{names}: already being trained or scored by another process", flush=True)  # noqa: T201
+        return errors.RunInterrupted.exit_code
     signals: list[int] = []
     codes = [_train_together(runs, step_timeout, signals)] if len(runs) > 1 else []
     # A run that failed, or that a signal stopped, has a final status.

@@ -59,7 +59,7 @@ if mode == "dies":
 if mode == "late":
     # The status names another living process, the launcher.
     write("running", pid=os.getppid())
-    sys.exit()
+    sys.exit(75)
 if mode == "waits":
     write("running")
     time.sleep(600)
@@ -189,7 +189,7 @@ def test_the_status_of_an_earlier_attempt_does_not_hide_a_crash(
 def test_runs_of_other_launchers_are_left_alone(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, "works", "submitted", "elsewhere")
     set_status(sweep.runs[1], "submitted", job="7_0")
-    set_status(sweep.runs[2], "running", host="another machine")
+    set_status(sweep.runs[2], "running", host="another machine", time=time.time())
     statuses = launch(sweep, SLOTS[:1], lambda _: None)
     assert [status.status for status in statuses] == ["done", "submitted", "running"]
 

@@ -15,7 +15,7 @@ from run_files import make_finished_sweep, set_status
 
 from transformer_jax.config import Row
 from transformer_jax.files import JsonObject
-from transformer_jax.runs.metrics_file import read_metrics
+from transformer_jax.runs.metrics_file import format_report, read_metrics
 from transformer_jax.sweeps import status as status_module
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
 from transformer_jax.sweeps.status import newest_evaluation, read_status, write_status
@@ -139,12 +139,27 @@ def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
 
 
 def test_a_run_on_another_machine_is_running_while_it_writes(run: SweepRun) -> None:
-    set_status(run, "running", pid=1, host="elsewhere", slot="cpu 0")
+    details = {"pid": 1, "host": "elsewhere", "slot": "cpu 0"}
+    set_status(run, "running", **details, time=time.time())
     assert read_status(run).status == "running"
     assert read_status(run).slot == ""
-    os.utime(run.status_file, (1, 1))
+    # Copies of the status and the reports are new, but their contents are not.
+    before = time.time() - 7200.0
+    set_status(run, "running", **details, time=before)
+    run.path.mkdir()
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_text(format_report({"step": 2, "split": "train", "time": before + 600.0}))
     assert read_status(run).status == "stopped"
-    assert read_status(run).note.startswith("the run has written nothing for ")
+    assert read_status(run).note == "the run has written nothing for 110 minutes"
+    with metrics.open("a") as file:
+        file.write(format_report({"step": 4, "split": "train", "time": time.time()}))
+    assert read_status(run).status == "running"
+    metrics.unlink()
+    # The log is never a copy.
+    run.log_file.touch()
+    assert read_status(run).status == "running"
+    os.utime(run.log_file, (before, before))
+    assert read_status(run).note == "the run has written nothing for 120 minutes"
 
 
 def test_a_running_run_reports_its_progress(run: SweepRun) -> None:

@@ -3,21 +3,25 @@
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from bucket_servers import BucketServer
 from corpora import write_treebank
 from example_configs import SMALL
-from run_files import make_finished_sweep, write_results
+from run_files import make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.supervisor import train_command
 from transformer_jax.errors import RunInterrupted, StorageError, UsageError
+from transformer_jax.remote.copies import local_path, publish
+from transformer_jax.runs.metrics_file import format_report
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
-from transformer_jax.sweeps.plan import SweepRun, plan_sweep
+from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import read_status, write_status
 
 
@@ -79,7 +83,9 @@ def test_only_one_of_two_workers_that_start_at_once_runs_a_phase(
     with ThreadPoolExecutor(4) as pool:
         codes = [pool.submit(worker.run_worker, [run], 60.0) for _ in range(4)]
     # The phase does not store a score.
-    assert sorted(code.result() for code in codes) == [0, 0, 0, StorageError.exit_code]
+    # The others exit with a code after which a cluster starts them again.
+    refused = [RunInterrupted.exit_code] * 3
+    assert sorted(code.result() for code in codes) == [StorageError.exit_code, *refused]
     assert (tmp_path / "phases").read_text() == "x"
 
 
@@ -176,15 +182,48 @@ def test_runs_that_need_too_much_memory_train_in_smaller_groups(
 
 
 @pytest.mark.parametrize(
-    ("job", "status"), [("7_0", "done"), ("8_0", "running")], ids=["own job", "another job"]
+    ("job", "code", "status"),
+    [("7_0", 0, "done"), ("8_0", RunInterrupted.exit_code, "running")],
+    ids=["own job", "another job"],
 )
 def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
-    job: str, status: str, run: SweepRun, monkeypatch: pytest.MonkeyPatch
+    job: str, code: int, status: str, run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     write_results(run, 5.0, 10)
     # The status file says that the run is still running on the previous node.
     write_status(run, "running", job=job, finished=["train", "dev", "test"])
-    assert worker.run_worker([run], 60.0) == 0
+    assert worker.run_worker([run], 60.0) == code
+    assert read_status(run).status == status
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("age", "code", "status"),
+    [(60.0, RunInterrupted.exit_code, "running"), (7200.0, 0, "done")],
+    ids=["active", "silent"],
+)
+def test_a_worker_on_a_new_machine_takes_over_only_a_run_that_is_silent(
+    age: float,
+    code: int,
+    status: str,
+    server: BucketServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The files that the new machine downloads are new, even if their contents are old."""
+    url = server.url("s")
+    sweep = plan_sweep(local_path(url), {"base": Row(SMALL)}, 1)
+    sweep.store()
+    [run] = sweep.runs
+    write_results(run, 5.0, 10)
+    details = {"host": "lost", "pid": 1, "time": time.time() - 7200.0}
+    set_status(run, "running", finished=["train", "dev", "test"], **details)
+    report = {"step": 4, "split": "train", "time": time.time() - age}
+    (run.path / "metrics.jsonl").write_text(format_report(report))
+    publish(sweep.path)
+    monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "new"))
+    assert worker.main(url, run.name, "60") == code
+    [run] = Sweep.open(local_path(url)).runs
     assert read_status(run).status == status
