@@ -124,9 +124,8 @@ class _Session:
 
     def upload(self) -> None:
         """Upload everything while the lease is valid."""
-        self.check()
         with self._lock:
-            self._lease.renew()
+            self._keep_lease()
             self.copy.upload()
 
     def check(self) -> None:
@@ -134,10 +133,15 @@ class _Session:
         if self.error is not None:
             raise self.error
 
+    def _keep_lease(self) -> None:
+        self.check()
+        self._lease.renew()
+
     def _upload_reports(self) -> None:
         # An upload of a checkpoint includes the reports, so this method does not wait for it.
         if self._lock.acquire(blocking=False):
             try:
+                self._keep_lease()
                 self.copy.upload(with_checkpoints=False)
             finally:
                 self._lock.release()

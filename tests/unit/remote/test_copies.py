@@ -11,7 +11,7 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
 from transformer_jax.remote.buckets import Bucket
 from transformer_jax.remote.copies import fetch, find_url, local_path, publish, uploading
-from transformer_jax.remote.session import is_training, training
+from transformer_jax.remote.session import _sessions, is_training, training
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 
 
@@ -182,6 +182,24 @@ def test_while_a_process_trains_a_run_others_on_the_machine_read_its_files(
         with pytest.raises(UsageError, match=f"{url} is being trained"), training(path):
             pass
     assert "run.json" in Bucket(url).list()
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_trainer_that_lost_its_lease_does_not_upload_reports(server: BucketServer) -> None:
+    url = server.url("run")
+    path = local_path(url)
+    with training(path):
+        session = _sessions[path]
+        # Wait until no upload is in progress.
+        with session._lock:
+            Bucket(f"{url}/lease").write("9.json", b"{}")
+            path.mkdir(parents=True)
+            (path / "metrics.jsonl").write_text("8\n")
+        for thread in session._threads:
+            thread.join(3.0)
+        with pytest.raises(StorageError, match="another process has taken over"):
+            session.check()
+    assert "metrics.jsonl" not in Bucket(url).list()
 
 
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
