@@ -183,9 +183,11 @@ class Sweep:
             }
             for name, row in rows.items()
         }
+        # Another command may have chosen values since this sweep was planned.
+        runs = self.choose({} if tuning is None else tuning.chosen).runs
         new = {
             run.config_file: run.config.to_dict()
-            for run in self.all_runs
+            for run in [*self.trials, *runs]
             # A control uses the value that was chosen for the row that it copies.
             for row in [find_copied(rows, run.row) if rows[run.row].is_control else run.row]
             if run.is_trial or tuning is None or row in tuning.chosen

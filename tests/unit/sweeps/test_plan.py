@@ -61,6 +61,20 @@ def test_a_control_is_a_copy_of_the_first_row_with_its_own_seeds(tmp_path: Path)
     assert len(Sweep.open(tmp_path / "s").runs) == 3 * len(rows)
 
 
+def test_a_sweep_that_was_planned_before_a_value_was_chosen_stores_the_value(
+    tmp_path: Path,
+) -> None:
+    tuning = Tuning("train.learning_rate_scale", (1.0, 2.0), (10_000,))
+    rows = {"base": ROWS["base"]}
+    first, second = (plan_sweep(tmp_path / "s", rows, n, tuning=tuning) for n in (1, 2))
+    first.store()
+    first.choose({"base": 2.0}).store()
+    second.store()
+    files = [run.config_file for run in Sweep.open(tmp_path / "s").runs]
+    scales = [json.loads(file.read_text())["train"]["learning_rate_scale"] for file in files]
+    assert scales == [2.0, 2.0]
+
+
 def test_a_control_uses_the_value_that_was_chosen_for_the_first_row(tmp_path: Path) -> None:
     tuning = Tuning("train.learning_rate_scale", (0.5, 2.0), (10_000,))
     sweep = plan_sweep(tmp_path / "s", with_control(ROWS), 1, tuning=tuning)
