@@ -66,9 +66,14 @@ def read_adhoc_status(run: SweepRun) -> RunStatus:
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")
         return replace(status, status="stopped", note=f"not scored: {command}")
-    steps = run.config.train.steps
-    note = f"has finished {status.step:,} of {steps:,} steps" if status.step < steps else ""
-    return replace(status, status="done", note=note)
+    done, steps = status.step, run.config.train.steps
+    notes = [f"has finished {done:,} of {steps:,} steps"] if done < steps else []
+    notes += [
+        f"was scored on {split} at step {step:,} of {done:,}"
+        for split, scores in status.scores.items()
+        if (step := scores.get("step", 0)) < done
+    ]
+    return replace(status, status="done", note=" and ".join(notes))
 
 
 def read_adhoc_statuses(sweep: Sweep) -> list[RunStatus]:

@@ -241,24 +241,29 @@ def _read_scores(folder: Path) -> JsonObject:
 
 
 def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) -> Path | None:
-    """Return the folder of the latest evaluation on a split, ordered by step and then by time.
+    """Return the folder of the evaluation of a split at the latest step.
 
-    Unless `any_search` is true, consider only evaluations that used the search options in the run's
-    config and, among these, only the evaluations that averaged the most checkpoints.
+    At the same step, an evaluation that used the search options in the run's config takes
+    precedence, and then the one that averaged the most checkpoints. Unless `any_search` is true,
+    consider only evaluations that used the options in the config, and evaluations of one checkpoint
+    only if the config requests no average or if there is no evaluation of an average.
 
     Raises:
         StorageError: the scores of an evaluation are damaged.
     """
+    decode = run.config.decode
     candidates = []
     for folder in evaluation_folders(run.path, f"{split}-step"):
         file = folder / "scores.json"
         # A new evaluation may have deleted the file.
         with contextlib.suppress(FileNotFoundError):
             scores = read_json(file)
-            step = scores.get("step", 0)
-            if is_count(step) and (any_search or is_own_search(scores, run.config.decode)):
-                averaged = 0 if any_search else scores["average_checkpoints"]
-                candidates.append((averaged, step, file.stat().st_mtime, folder))
+            step, averaged = scores.get("step", 0), scores.get("average_checkpoints", 1)
+            is_own = is_own_search(scores, decode)
+            if is_count(step) and is_count(averaged) and (any_search or is_own):
+                is_preferred = any_search or averaged > 1 or decode.average_checkpoints == 1
+                # Do not compare modification times, because copies have other ones.
+                candidates.append((is_preferred, step, is_own, averaged, folder.name, folder))
     return max(candidates)[-1] if candidates else None
 
 

@@ -120,3 +120,13 @@ def test_a_run_with_scores_counts_as_done(runs: list[Path], tmp_path: Path) -> N
     assert (read_adhoc_status(run).status, read_adhoc_status(run).note) == ("done", "")
     (run.path / "metrics.jsonl").write_text('{"split": "train", "step": 4}\n')
     assert read_adhoc_status(run).note == "has finished 4 of 8 steps"
+
+
+def test_a_note_states_that_the_scores_are_those_of_an_earlier_step(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    [run] = collect_runs(runs[:1], tmp_path / "out").runs
+    (run.path / "metrics.jsonl").write_text('{"split": "train", "step": 8}\n')
+    [file] = run.path.glob("evaluations/dev-*/scores.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 4}))
+    assert read_adhoc_status(run).note == "was scored on dev at step 4 of 8"

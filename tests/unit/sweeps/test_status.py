@@ -14,7 +14,7 @@ from example_configs import SMALL
 from run_files import make_finished_sweep, set_status
 
 from transformer_jax.config import Row
-from transformer_jax.files import JsonObject
+from transformer_jax.files import JsonObject, read_json
 from transformer_jax.runs.metrics_file import format_report, read_metrics
 from transformer_jax.sweeps import status as status_module
 from transformer_jax.sweeps.plan import SweepRun, plan_sweep
@@ -40,31 +40,45 @@ def test_scores_belong_to_the_search_that_they_were_stored_with(run: SweepRun) -
     assert newest_evaluation(run, "test", any_search=True) == folder
 
 
+def add_evaluation(run: SweepRun, step: int, averaged: int, *, beam_size: int = 4) -> Path:
+    folder = run.path / "evaluations" / f"test-step{step}-average{averaged}-beam{beam_size}"
+    folder.mkdir(parents=True)
+    decode = run.config.to_dict()["decode"]
+    decode |= {"average_checkpoints": averaged, "beam_size": beam_size}
+    scores = {"step": step, "average_checkpoints": averaged, "decode": decode}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    return folder
+
+
 def test_the_scores_of_a_short_run_average_fewer_checkpoints(run: SweepRun) -> None:
-    changed = run.config.change(decode={"average_checkpoints": 3})
+    changed = run.config.change(decode={"average_checkpoints": 3, "beam_size": 4})
     run = dataclasses.replace(run, config=changed)
-    decode = changed.to_dict()["decode"]
-
-    def add(step: int, averaged: int) -> Path:
-        folder = run.path / "evaluations" / f"test-step{step}-average{averaged}"
-        folder.mkdir(parents=True)
-        own = {**decode, "average_checkpoints": averaged}
-        scores = {"step": step, "average_checkpoints": averaged, "decode": own}
-        (folder / "scores.json").write_text(json.dumps(scores))
-        return folder
-
-    short = add(8, 2)
+    short = add_evaluation(run, 8, 2)
     assert newest_evaluation(run, "test") == short
     # If an evaluation averages more checkpoints than the config specifies, it used different
     # options.
-    add(8, 4)
+    add_evaluation(run, 8, 4)
     assert newest_evaluation(run, "test") == short
-    whole = add(8, 3)
+    whole = add_evaluation(run, 8, 3)
     # A tool that synchronizes folders may leave a copy.
     shutil.copytree(whole, whole.with_name("test-step9-average3 (conflicted copy)"))
-    # The evaluation of the average takes precedence over that of a later, single checkpoint.
-    add(9, 1)
+    # The evaluation of the average takes precedence over that of a later, single checkpoint, but
+    # not over that of a later, smaller average.
+    add_evaluation(run, 9, 1)
     assert newest_evaluation(run, "test") == whole
+    later = add_evaluation(run, 12, 2)
+    assert newest_evaluation(run, "test") == later
+
+
+def test_modification_times_do_not_determine_the_scores(run: SweepRun) -> None:
+    changed = run.config.change(decode={"average_checkpoints": 3, "beam_size": 4})
+    run = dataclasses.replace(run, config=changed)
+    own = add_evaluation(run, 8, 3)
+    others = [add_evaluation(run, 8, 3, beam_size=8), add_evaluation(run, 8, 1)]
+    for number, folder in enumerate(others):
+        for times in ((number, number), (2**31, 2**31)):
+            os.utime(folder / "scores.json", times)
+            assert newest_evaluation(run, "test", any_search=True) == own
 
 
 def test_a_run_without_files_is_queued(run: SweepRun) -> None:
@@ -93,15 +107,13 @@ def test_an_evaluation_that_is_removed_meanwhile_does_not_count(
 ) -> None:
     folder = run.path / "evaluations" / "dev-step8-average1"
     folder.mkdir(parents=True)
-    decode = run.config.to_dict()["decode"]
-    scores = {"step": 8, "average_checkpoints": decode["average_checkpoints"], "decode": decode}
-
-    def read_and_remove(path: Path) -> JsonObject:
-        path.unlink()
-        return scores
-
     (folder / "scores.json").touch()
-    monkeypatch.setattr(status_module, "read_json", read_and_remove)
+
+    def remove_and_read(path: Path) -> JsonObject:
+        path.unlink()
+        return read_json(path)
+
+    monkeypatch.setattr(status_module, "read_json", remove_and_read)
     assert newest_evaluation(run, "dev") is None
 
 
