@@ -15,6 +15,7 @@ from training_runs import QUIET, resume, scores_of, signal_at_step, state_of, tr
 from transformer_jax.config import Config
 from transformer_jax.errors import (
     DivergedError,
+    OutOfMemoryError,
     RunInterrupted,
     StorageError,
     TransformerJaxError,
@@ -204,6 +205,27 @@ def test_a_run_that_cannot_save_or_is_locked_ends_alone(
     assert "is being trained by process" in str(ends["seed-1"])
     assert ends["seed-2"] is None
     assert_close(paths[2], together[2])
+
+
+def test_a_lack_of_memory_to_score_one_run_ends_all_runs_and_they_resume_in_smaller_groups(
+    together: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, evaluate = create(tmp_path), DevEvaluator.evaluate
+
+    def run_out_of_memory(self: DevEvaluator, *arguments: Any, **options: Any) -> DevScores:
+        if self._run.folder.path.name == "seed-1":
+            raise OutOfMemoryError("too large")
+        return evaluate(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DevEvaluator, "evaluate", run_out_of_memory)
+        with pytest.raises(OutOfMemoryError, match="too large"):
+            train_all(paths)
+    assert [state_of(path)[0] for path in paths] == [4, 4, 4]
+    assert train_all(paths[:1]) == {"seed-0": None}
+    assert train_all(paths[1:]) == {"seed-1": None, "seed-2": None}
+    for path, expected in zip(paths, together, strict=True):
+        assert_close(path, expected)
 
 
 def test_early_stopping_ends_one_run_and_not_the_others(

@@ -121,9 +121,10 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         code, note = _supervise(command, runs[0], step_timeout, signals)
     statuses = [status for status in map(read_status, runs) if status.status != "failed"]
     untrained = [status.run for status in statuses if "train" not in status.finished]
-    if code == errors.OutOfMemoryError.exit_code and len(untrained) > 1 and not signals:
+    is_too_large = code == errors.OutOfMemoryError.exit_code and len(runs) > 1
+    if is_too_large and untrained and not signals:
         half = len(untrained) // 2
-        parts = untrained[:half], untrained[half:]
+        parts = filter(None, (untrained[:half], untrained[half:]))
         return max(_train_together(part, step_timeout, signals) for part in parts)
     for run in untrained:
         status = "stopped" if signals else "failed"

@@ -71,7 +71,7 @@ def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
 
     Each run trains from its latest checkpoint. If these are from different steps, the runs that are
     ahead join later. An error in one run ends only that run, and its `on_end` receives the error. A
-    signal ends all runs.
+    signal or an `OutOfMemoryError` ends all runs.
     """
     start_backend(assignments[0].folder.cpu_threads)
     count = len(assignments)

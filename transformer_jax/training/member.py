@@ -16,7 +16,12 @@ from transformer_jax.backend import host_device
 from transformer_jax.config import TrainConfig
 from transformer_jax.distributed.preemption import GracefulShutdown
 from transformer_jax.distributed.processes import ProcessGroup, Vote
-from transformer_jax.errors import DivergedError, RunInterrupted, TransformerJaxError
+from transformer_jax.errors import (
+    DivergedError,
+    OutOfMemoryError,
+    RunInterrupted,
+    TransformerJaxError,
+)
 from transformer_jax.files import write_json
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.runs.metrics_file import truncate_metrics
@@ -88,14 +93,15 @@ class Member(contextlib.ExitStack):
     ) -> T | None:
         """Unless the run has ended, call a method of the run, and return its result.
 
-        If the loop also trains other runs, an error ends only this run.
+        If the loop also trains other runs, an error ends only this run, unless the device does not
+        have enough memory. The caller can then train fewer runs in one program.
         """
         if self.has_ended:
             return None
         try:
             return action(*args, **kwargs)
         except TransformerJaxError as error:
-            if self._is_alone:
+            if self._is_alone or isinstance(error, OutOfMemoryError):
                 raise
             self.has_ended = True
             # The first error is more informative than an error that occurs during closing.

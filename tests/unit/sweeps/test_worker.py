@@ -16,7 +16,7 @@ from run_files import make_finished_sweep, set_status, write_results
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.supervisor import train_command
-from transformer_jax.errors import RunInterrupted, StorageError, UsageError
+from transformer_jax.errors import OutOfMemoryError, RunInterrupted, StorageError, UsageError
 from transformer_jax.remote.copies import local_path, publish
 from transformer_jax.runs.metrics_file import format_report
 from transformer_jax.runs.run_folder import RunFolder
@@ -148,6 +148,29 @@ for run in map(sweep.find, names):
 print("an unknown error")
 sys.exit(1)
 """
+
+
+def test_the_last_run_of_a_group_that_needs_too_much_memory_trains_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 2)
+    sweep.store()
+    for run in sweep.runs:
+        run.path.mkdir()
+
+    def supervise_fake(command: list[str], *_: object, **__: object) -> int:
+        if "transformer_jax.sweeps.joint" not in command:
+            return 7
+        write_status(sweep.runs[0], "failed", note="diverged")
+        return OutOfMemoryError.exit_code
+
+    monkeypatch.setattr(worker, "supervise", supervise_fake)
+    assert worker.run_worker(sweep.runs, 60.0) == 7
+    statuses = [read_status(run) for run in sweep.runs]
+    assert [(status.status, status.exit_code) for status in statuses] == [
+        ("failed", 0),
+        ("failed", 7),
+    ]
 
 
 @pytest.mark.slow
