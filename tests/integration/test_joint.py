@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from transformer_jax.files import read_json
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.checkpoint_metadata import DevScores
 from transformer_jax.runs.lock import exclusive_lock
+from transformer_jax.runs.metrics_file import read_metrics
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.training import loop
 from transformer_jax.training import member as members
@@ -31,7 +33,7 @@ from transformer_jax.training.create_run import create_run
 from transformer_jax.training.evaluation import DevEvaluator
 from transformer_jax.training.joint import JointStep
 from transformer_jax.training.loop import train_together
-from transformer_jax.training.member import Assignment
+from transformer_jax.training.member import Assignment, Member
 from transformer_jax.training.step import TrainStep
 
 Ends = dict[str, TransformerJaxError | None]
@@ -205,6 +207,38 @@ def test_a_run_that_cannot_save_or_is_locked_ends_alone(
     assert "is being trained by process" in str(ends["seed-1"])
     assert ends["seed-2"] is None
     assert_close(paths[2], together[2])
+
+
+def test_the_device_time_of_runs_that_train_together_is_the_time_of_all_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, clock = create(tmp_path), SimpleNamespace(now=0.0)
+    resume(paths[1], train={"steps": 4})
+    restore, record = Member.restore, Member.record
+
+    def restore_slowly(self: Member) -> None:
+        restore(self)
+        clock.now += 1000.0
+
+    def record_slowly(self: Member, *arguments: Any) -> None:
+        clock.now += 1.0
+        record(self, *arguments)
+
+    def read_clock() -> float:
+        clock.now += 1e-6
+        return clock.now
+
+    fake = SimpleNamespace(perf_counter=read_clock)
+    monkeypatch.setattr("transformer_jax.training.meter.time", fake)
+    monkeypatch.setattr(members, "peak_flops", lambda _: 1e9)
+    monkeypatch.setattr(Member, "restore", restore_slowly)
+    monkeypatch.setattr(Member, "record", record_slowly)
+    assert train_all(paths, train={"steps": 8}) == dict.fromkeys(("seed-0", "seed-1", "seed-2"))
+    for path, restored in zip(paths, (0, 4, 0), strict=True):
+        lines = read_metrics(path / "metrics.jsonl")
+        reports = [x for x in lines if x["split"] == "train" and x["step"] > restored]
+        seconds = sum(report["flops"] / report["utilization"] for report in reports) / 1e9
+        assert seconds == pytest.approx(8 - restored, abs=0.1)
 
 
 def test_a_lack_of_memory_to_score_one_run_ends_all_runs_and_they_resume_in_smaller_groups(

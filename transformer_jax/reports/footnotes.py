@@ -206,7 +206,8 @@ def _explain_paper(results: Results) -> list[str]:
         notes.append(
             "FLOPs: the floating-point operations of one training run, excluding padding. time x "
             "peak: the paper's estimate, training time (longer if other programs run) multiplied "
-            f"by the peak FLOP/s of the devices{cost if has_scores else ''}."
+            f"by the peak FLOP/s of the devices{cost if has_scores else ''}. Runs that train in "
+            "one program share its time equally."
         )
     return notes
 

@@ -142,8 +142,11 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
     ):
         for step, (batch, placed) in zip(steps, batches, strict=True):
             for slot, member in enumerate(members):
-                if member.restored == step - 1 > first - 1:
-                    slots.write(slot, member.state)
+                if member.restored == step - 1:
+                    # Exclude the time in which other runs were restored or performed earlier steps.
+                    member.meter.start_clock()
+                    if step > first:
+                        slots.write(slot, member.state)
             if all(member.has_ended for member in members):
                 break
             numbered = enumerate(members)
@@ -160,7 +163,7 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
             slots.states, metrics = train_step(slots.states, batch, placed)
             for slot, one in enumerate(slots.split(metrics)):
                 if slot in active:
-                    active[slot].attempt(active[slot].record, step, one)
+                    active[slot].attempt(active[slot].record, step, one, len(active))
             heartbeat.beat(step)
             # Read `shutdown.signal` only once per step. If a signal arrives later, the next step
             # handles it.

@@ -161,8 +161,7 @@ class Member(contextlib.ExitStack):
         self.writer: MetricWriter = self.enter_context(writer)
         self._evaluator = DevEvaluator(run, writer, self._shutdown)
         if is_unscored:
-            with self.meter.paused():
-                self._score_restored()
+            self._score_restored()
             self.end_if_complete(restored)
 
     def _score_restored(self) -> None:
@@ -181,9 +180,12 @@ class Member(contextlib.ExitStack):
         num_earlier = self.writer.count_earlier(step)
         self.checkpointer.save(step, state, pending, unscored, num_earlier)
 
-    def record(self, step: int, metrics: StepMetrics) -> None:
-        """Record a step that has started; check and report an earlier step that has finished."""
-        self.meter.add(metrics, self.run.step_flops(step))
+    def record(self, step: int, metrics: StepMetrics, num_runs: int) -> None:
+        """Record a step that has started; check and report an earlier step that has finished.
+
+        The step trains `num_runs` runs.
+        """
+        self.meter.add(metrics, self.run.step_flops(step), num_runs)
         num_skipped = self.meter.wait_for_earlier_step()
         self._check_divergence(step - self.meter.LAG, num_skipped)
         self._write_due_reports(step, self.meter.LAG)

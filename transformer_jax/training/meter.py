@@ -31,17 +31,30 @@ class Meter:
         The next report includes `pending`, an interrupted process's `pending_metrics`, with their
         FLOPs and the metrics of their last step.
         """
-        self._peak, self._last = peak, last
+        self._peak, self._last, self._num_runs = peak, last, 1
         self._metrics: list[StepMetrics] = []
         self._flops: list[float] = []
         self._reset(pending, pending_flops)
 
     def _reset(self, pending: Sums, pending_flops: float) -> None:
         self._pending, self._pending_flops = pending, pending_flops
-        self._paused_seconds, self._start = 0.0, time.perf_counter()
+        self._seconds = self._device_seconds = 0.0
+        self.start_clock()
 
-    def add(self, metrics: StepMetrics, flops: float) -> None:
-        """Record the latest step without waiting for it to finish."""
+    def start_clock(self) -> None:
+        """Start the clock again; the rates exclude the time since it was last read."""
+        self._time = time.perf_counter()
+
+    def _advance_clock(self) -> None:
+        now = time.perf_counter()
+        self._seconds += now - self._time
+        self._device_seconds += (now - self._time) / self._num_runs
+        self._time = now
+
+    def add(self, metrics: StepMetrics, flops: float, num_runs: int = 1) -> None:
+        """Record the latest step, which trains `num_runs` runs, without waiting for its end."""
+        self._num_runs = num_runs
+        self._advance_clock()
         self._metrics.append(metrics)
         self._flops.append(flops)
         self._last = metrics
@@ -62,11 +75,11 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """Wait for all recorded steps; exclude the time spent in this context from the rates."""
         jax.block_until_ready(self._metrics)
-        start = time.perf_counter()
+        self._advance_clock()
         try:
             yield
         finally:
-            self._paused_seconds += time.perf_counter() - start
+            self.start_clock()
 
     def last(self, num_later: int = 0) -> StepMetrics:
         """Return the metrics of the step that started `num_later` steps before the latest one."""
@@ -98,11 +111,12 @@ class Meter:
             skipped: the number of skipped steps.
             tokens_per_second: target tokens per second.
             flops: the FLOPs of all steps, excluding padding.
-            utilization: the FLOP/s as a fraction of the devices' peak.
+            utilization: the FLOP/s as a fraction of the devices' peak. Runs that train in one
+                program share the time equally, so this is the utilization by all of these runs.
         """
         last, sums = self.last(num_later), self.pending_metrics(num_later)
         count = len(sums) - len(self._pending)
-        seconds = time.perf_counter() - self._start - self._paused_seconds
+        self._advance_clock()
         smoothed, nll, total = (math.fsum(column) for column in zip(*sums, strict=True))
         tokens = math.fsum(tokens for _, _, tokens in sums[len(self._pending) :])
         values: dict[str, float] = {}
@@ -113,8 +127,8 @@ class Meter:
         if skipped := sum(tokens == 0 for _, _, tokens in sums):
             values["skipped"] = skipped
         flops = sum(self._flops[:count], self._pending_flops)
-        utilization = (flops - self._pending_flops) / seconds / self._peak
-        values |= {"tokens_per_second": tokens / seconds, "flops": flops}
+        utilization = (flops - self._pending_flops) / self._device_seconds / self._peak
+        values |= {"tokens_per_second": tokens / self._seconds, "flops": flops}
         self._metrics, self._flops = self._metrics[count:], self._flops[count:]
         self._reset([], 0.0)
         return values | {"utilization": utilization}

@@ -111,6 +111,25 @@ def test_paused_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["utilization"] == FLOPS / 2 / 1e9
 
 
+def test_runs_in_one_program_share_the_time_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(
+        "transformer_jax.training.meter.time", SimpleNamespace(perf_counter=lambda: clock.now)
+    )
+    meter = Meter(1e9, [])
+    clock.now += 100
+    meter.start_clock()
+    clock.now += 8
+    meter.add(STEPS[0], FLOPS, num_runs=4)
+    # Three of the four runs have ended.
+    clock.now += 1
+    meter.add(STEPS[0], FLOPS, num_runs=1)
+    clock.now += 1
+    values = meter.read()
+    assert values["tokens_per_second"] == 16 / 10
+    assert values["flops"] / values["utilization"] == pytest.approx((8 / 4 + 2) * 1e9)
+
+
 def test_rates_leave_out_the_steps_of_an_interrupted_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
