@@ -183,8 +183,10 @@ class Sweep:
             }
             for name, row in rows.items()
         }
-        # Another command may have chosen values since this sweep was planned.
-        runs = self.choose({} if tuning is None else tuning.chosen).runs
+        # Another command may have chosen values since this sweep was planned. It may also have
+        # chosen values for rows that are not in this sweep.
+        chosen: Mapping[str, FieldValue] = {} if tuning is None else tuning.chosen
+        runs = self.choose({row: x for row, x in chosen.items() if row in self.rows}).runs
         new = {
             run.config_file: run.config.to_dict()
             for run in [*self.trials, *runs]

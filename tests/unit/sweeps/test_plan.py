@@ -75,6 +75,19 @@ def test_a_sweep_that_was_planned_before_a_value_was_chosen_stores_the_value(
     assert scales == [2.0, 2.0]
 
 
+def test_rows_can_be_added_after_values_were_chosen_for_other_rows(tmp_path: Path) -> None:
+    tuning = Tuning("train.learning_rate_scale", (1.0, 2.0), (10_000,))
+    first, second = (
+        plan_sweep(tmp_path / "s", ROWS, 1, only=[row], tuning=tuning) for row in ("wide", "E")
+    )
+    first.store()
+    first.choose({"base": 2.0, "wide": 1.0}).store()
+    second.store()
+    stored = Sweep.open(tmp_path / "s")
+    assert list(stored.rows) == ["base", "wide", "E"]
+    assert stored.tuning == replace(tuning, chosen={"base": 2.0, "wide": 1.0})
+
+
 def test_a_control_uses_the_value_that_was_chosen_for_the_first_row(tmp_path: Path) -> None:
     tuning = Tuning("train.learning_rate_scale", (0.5, 2.0), (10_000,))
     sweep = plan_sweep(tmp_path / "s", with_control(ROWS), 1, tuning=tuning)
