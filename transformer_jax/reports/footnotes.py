@@ -274,8 +274,18 @@ def _list_caveats(results: Results) -> list[str]:
             "The runs were scored with different search options or different numbers of averaged "
             "checkpoints."
         )
+    done = [status for status in results.statuses if status.status == "done"]
+    steps = defaultdict[int, set[int]](set)
+    for status in done:
+        budget = status.run.config.train.steps
+        steps[budget].update(scores.get("step", 0) for scores in status.scores.values())
+    if different := set[int]().union(*(x for x in steps.values() if len(x) > 1)):
+        notes.append(
+            "The scores of runs with the same budget belong to different steps: "
+            f"{', '.join(f'{step:,}' for step in sorted(different))}."
+        )
     names = defaultdict[str, list[str]](list)
-    for status in results.statuses:
-        if status.status == "done" and status.note:
+    for status in done:
+        if status.note:
             names[status.note].append(status.run.name)
     return notes + [f"{', '.join(runs)}: {note}." for note, runs in names.items()]

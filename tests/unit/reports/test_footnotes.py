@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 from example_configs import NUMBER_WORDS, SMALL
-from run_files import HOSTILE, collect, make_finished_sweep, set_status, write_results
+from run_files import (
+    HOSTILE,
+    collect,
+    make_finished_sweep,
+    make_run,
+    set_status,
+    write_results,
+)
 
 from transformer_jax.config import Row
-from transformer_jax.files import write_json
+from transformer_jax.files import read_json, write_json
+from transformer_jax.reports.collect import collect_results, collect_runs, read_adhoc_statuses
 from transformer_jax.reports.footnotes import describe_experiment, list_footnotes
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
@@ -124,6 +132,37 @@ def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
         write_json(run.path / "run.json", data)
     notes = " ".join(list_footnotes(collect(dev_sweep)))
     assert "Rows whose text or vocabulary differs from that of base: worse." in notes
+
+
+def test_a_report_states_that_scores_belong_to_different_steps(dev_sweep: Sweep) -> None:
+    start = "The scores of runs with the same budget"
+    assert start not in " ".join(list_footnotes(collect(dev_sweep)))
+    [file] = dev_sweep.runs[0].path.glob("evaluations/dev-*/scores.json")
+    write_json(file, read_json(file) | {"step": 4})
+    note = f"{start} belong to different steps: 4, 8."
+    assert note in list_footnotes(collect(dev_sweep))
+
+
+def test_a_report_states_that_the_two_sets_were_scored_at_different_steps(tmp_path: Path) -> None:
+    [run] = collect_runs([make_run(tmp_path / "run")], tmp_path / "out").runs
+    write_results(run, 5.0, 5)
+    [file] = run.path.glob("evaluations/test-*/scores.json")
+    write_json(file, read_json(file) | {"step": 4})
+    sweep = collect_runs([run.path], tmp_path / "out")
+    notes = list_footnotes(collect_results(sweep, read_adhoc_statuses(sweep), "report"))
+    assert "The scores of runs with the same budget belong to different steps: 4, 8." in notes
+    assert f"{run.path}: was scored on test at step 4 of 8." in notes
+
+
+def test_runs_with_different_budgets_are_scored_at_different_steps(tmp_path: Path) -> None:
+    slow = SMALL.change(train={"steps": 16})
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), "slow": Row(slow)}, 1)
+    for run in sweep.runs:
+        write_results(run, 5.0, 5, splits=["dev"])
+        set_status(run, "done", finished=["train", "dev"])
+        [file] = run.path.glob("evaluations/dev-*/scores.json")
+        write_json(file, read_json(file) | {"step": run.config.train.steps})
+    assert "different steps" not in " ".join(list_footnotes(collect(sweep)))
 
 
 def test_footnotes_list_the_budgets_of_other_rows(tmp_path: Path) -> None:
