@@ -5,6 +5,7 @@ command names several runs, separated by commas, the worker trains them in one p
 is in a bucket, the worker downloads only what these runs need.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Sequence
 
 from transformer_jax import errors
+from transformer_jax.config import Config
 from transformer_jax.config.loading import import_inherited
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
-from transformer_jax.files import lock_folder
+from transformer_jax.files import lock_folder, read_json_if_valid
 from transformer_jax.remote.copies import fetch, local_path
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.signals import handle_signals
@@ -141,6 +143,13 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
     if (run.path / "run.json").exists():
         arguments = ["resume", str(run.path), "--train.steps", str(run.config.train.steps)]
     else:
+        config = None
+        with contextlib.suppress(errors.ConfigError, KeyError, TypeError, AttributeError):
+            config = Config.from_dict(read_json_if_valid(run.config_file))
+        if config != run.config:
+            # A report would state the config in the plan.
+            note = f"{run.config_file} differs from the config in sweep.json: delete it"
+            return errors.ConfigError.exit_code, note
         arguments = ["train", str(run.config_file), "--out", str(run.path)]
     return _supervise(train_command([*arguments, "--supervise"]), run, step_timeout, signals)
 

@@ -16,7 +16,14 @@ from run_files import make_finished_sweep, set_status, write_results
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.distributed.supervisor import train_command
-from transformer_jax.errors import OutOfMemoryError, RunInterrupted, StorageError, UsageError
+from transformer_jax.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    RunInterrupted,
+    StorageError,
+    UsageError,
+)
+from transformer_jax.files import JsonObject, write_json
 from transformer_jax.remote.copies import local_path, publish
 from transformer_jax.runs.metrics_file import format_report
 from transformer_jax.runs.run_folder import RunFolder
@@ -100,6 +107,27 @@ def test_a_run_that_was_deleted_is_trained_again(
     assert worker.run_worker([run], 60.0) == 7
     status = read_status(run)
     assert (status.status, status.phase) == ("failed", "train")
+
+
+@pytest.mark.parametrize(
+    "content", [SMALL.change(train={"learning_rate_scale": 2.0}).to_dict(), {"train": {"x": 1}}]
+)
+def test_a_run_whose_config_file_differs_from_the_plan_is_not_trained(
+    content: JsonObject, run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(run.config_file, content)
+    run.log_file.touch()
+    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    assert worker.run_worker([run], 60.0) == ConfigError.exit_code
+    status = read_status(run)
+    assert (status.status, status.note) == (
+        "failed",
+        f"{run.config_file} differs from the config in sweep.json: delete it",
+    )
+    # The next command of the sweep stores the planned config.
+    run.config_file.unlink()
+    Sweep.open(run.path.parents[1]).store()
+    assert worker.run_worker([run], 60.0) == 7
 
 
 def test_a_run_whose_scores_were_deleted_is_scored_again(
