@@ -90,7 +90,7 @@ def test_foreign_parts_train_and_resume_to_the_same_bits(
     assert reports[0]["learning_rate"] == pytest.approx(0.1 * 0.5 ** (2 / 4))
     # The mean of the squares is at least the square of the mean.
     assert all(line["loss"] > np.log(line["perplexity"]) ** 2 for line in reports)
-    with pytest.raises(ConfigError, match="cannot resume with another train"):
+    with pytest.raises(ConfigError, match="cannot resume with a different train"):
         resume(path, train={"steps": 9})
     for field, name in parts.items():
         del registry._parts[f"train.{field}"][name]
