@@ -158,8 +158,9 @@ def test_whole_and_resumed_runs_of_all_seeds_share_their_programs(
     tmp_path: Path, cached_programs: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In other tests, the runs in a process reuse each other's compiled steps. In this test, each
-    # run builds its own steps.
+    # run builds its own steps. No program of an earlier test is reused either.
     monkeypatch.setattr(loop, "TrainStep", TrainStep)
+    jax.clear_caches()
     # Four steps make up one epoch, so each run uses every shape.
     config = SMALL.change(train={"steps": 4})
     train(config, tmp_path / "one")
