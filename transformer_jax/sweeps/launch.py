@@ -47,10 +47,9 @@ def launch(
     """Train and score the unfinished runs in a stored sweep; return the status of every run.
 
     `group_sizes` maps each row to the number of its runs that can train in one program; the default
-    is 1.
-    Whenever a run waits, starts, or ends, `report` receives a one-line message. A run that another
-    process on this machine is still training waits until that process exits. After a signal, the
-    active runs save their progress, and this function raises `RunInterrupted`.
+    is 1. Whenever a run waits, starts, or ends, `report` receives a one-line message. A run that
+    another process on this machine is still training waits until that process exits. After a
+    signal, the active runs save their progress, and this function raises `RunInterrupted`.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
     pool = _Pool(sweep, slots, step_timeout)

@@ -148,7 +148,8 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
             config = Config.from_dict(read_json_if_valid(run.config_file))
         if config != run.config:
             # A report would state the config in the plan.
-            note = f"{run.config_file} differs from the config in sweep.json: delete it"
+            problem = f"{run.config_file} is missing or differs from the config in sweep.json"
+            note = f"{problem}: delete it, and repeat the sweep with --retry-failed"
             return errors.ConfigError.exit_code, note
         arguments = ["train", str(run.config_file), "--out", str(run.path)]
     return _supervise(train_command([*arguments, "--supervise"]), run, step_timeout, signals)

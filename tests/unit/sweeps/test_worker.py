@@ -122,7 +122,8 @@ def test_a_run_whose_config_file_differs_from_the_plan_is_not_trained(
     status = read_status(run)
     assert (status.status, status.note) == (
         "failed",
-        f"{run.config_file} differs from the config in sweep.json: delete it",
+        f"{run.config_file} is missing or differs from the config in sweep.json: "
+        "delete it, and repeat the sweep with --retry-failed",
     )
     # The next command of the sweep stores the planned config.
     run.config_file.unlink()
