@@ -14,6 +14,7 @@ from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
 from transformer_jax.config.rows import CONTROL
+from transformer_jax.reports.results import MARGINS
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
     HIGH_VARIANCE_RATIO,
@@ -49,7 +50,7 @@ def draw_figure(study: Study) -> Figure:
     perplexity, the mean and the standard deviation are computed from logarithms. Each point is near
     the middle of its bucket. The number of sentences in each bucket appears at the top. A bucket's
     gray band contains all means that do not differ significantly from the first scheme's mean. The
-    dashed vertical line marks L.
+    dashed vertical line marks L, unless it is beyond the last bucket.
     """
     drawing = Figure(figsize=(11, 4.8), layout="constrained")
     names: tuple[Score, ...] = ("perplexity", study.metric)
@@ -73,7 +74,7 @@ def _plot_curves(axes: "Axes", study: Study, name: Score) -> None:
     for number, (scheme, curve) in enumerate(study.curves.items()):
         # Shift the curves horizontally, so that their error bars do not overlap.
         shift = number / max(1, len(study.curves) - 1) - 0.5
-        shift *= study.max_training_length / 8
+        shift *= min(bucket.end - bucket.above for bucket in study.buckets) / 4
         low, center, high = np.array([_error_bar(by_name[name], name) for by_name in curve]).T
         axes.errorbar(
             [(bucket.above + bucket.end) / 2 + shift for bucket in study.buckets],
@@ -210,15 +211,16 @@ def _describe_control(study: Study) -> list[str]:
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
     limit = study.max_training_length
-    axes.axvline(limit, color="black", linestyle=(0, (6, 3)), linewidth=1)
-    axes.annotate(
-        f"L = {limit}",
-        (limit, 1),
-        (3, -3),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        va="top",
-    )
+    if study.reaches_limit:
+        axes.axvline(limit, color="black", linestyle=(0, (6, 3)), linewidth=1)
+        axes.annotate(
+            f"L = {limit}",
+            (limit, 1),
+            (3, -3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+        )
     for number, bucket in enumerate(study.buckets):
         axes.text(
             (bucket.above + bucket.end) / 2,
@@ -234,7 +236,7 @@ def _label_buckets(axes: "Axes", study: Study) -> None:
 
 
 def to_markdown(study: Study, provenance: str = "") -> str:
-    """Return a scheme-by-bucket table for each score, with footnotes.
+    """Return scheme-by-bucket tables of each score and its differences, with footnotes.
 
     `provenance` is a Markdown list of additional footnotes about the runs.
     """
@@ -246,11 +248,38 @@ def to_markdown(study: Study, provenance: str = "") -> str:
             [scheme, *(_format_cell(study, scheme, number, name) for number in range(len(columns)))]
             for scheme in study.schemes
         ]
-        table = [[LABELS[name], *columns], ["---"] * (len(columns) + 1), *rows]
-        sections.append("\n".join(f"| {' | '.join(cells)} |" for cells in table))
+        sections.append(_format_table([LABELS[name], *columns], rows))
+    for name in names:
+        rows = [
+            [scheme, *(_format_difference(study, scheme, x, name) for x in range(len(columns)))]
+            for scheme in study.schemes[1:]
+            if scheme != CONTROL
+        ]
+        title = "ln perplexity" if name == "perplexity" else LABELS[name]
+        if rows:
+            sections.append(_format_table([f"{title} minus {study.schemes[0]}", *columns], rows))
     notes = [f"- {footnote}" for footnote in footnotes(study)]
     sections.append("\n".join([*notes, *provenance.splitlines()]))
     return "\n\n".join(sections) + "\n"
+
+
+def _format_table(head: list[str], rows: list[list[str]]) -> str:
+    table = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+
+
+def _format_difference(study: Study, scheme: str, number: int, name: Score) -> str:
+    """Format a scheme's difference from the first scheme, its interval, and "=" if equivalent.
+
+    If there is no interval, return "-".
+    """
+    comparison = analyze_bucket(study, number, name).comparisons.get(scheme)
+    if comparison is None or comparison.difference is None or comparison.interval is None:
+        return "-"
+    low, high = comparison.interval
+    spec = "+.3f" if name == "perplexity" else "+.1f"
+    equivalent = max(-low, high) < MARGINS[name] if name in MARGINS else False
+    return f"{comparison.difference:{spec}} [{low:{spec}} {high:{spec}}]{' =' * equivalent}"
 
 
 def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
@@ -287,6 +316,15 @@ def footnotes(study: Study) -> Sequence[str]:
         *exceptions,
         *_describe_control(study),
     ]
+    margins = ", ".join(
+        f"{MARGINS[name]:g} {'ln perplexity' if name == 'perplexity' else LABELS[name]}"
+        for name in ("perplexity", study.metric)
+        if name in MARGINS
+    )
+    notes.append(
+        f"Differences from {study.schemes[0]} have simultaneous intervals for the same family. =: "
+        f"the interval is within the margin ({margins}), so the row is equivalent."
+    )
     if study.metric == "bleu":
         notes.append(
             f"BLEU is computed separately for each bucket ({study.bleu_signature}). Different "
@@ -299,10 +337,13 @@ def to_csv(study: Study) -> str:
     """Return CSV with one line for each combination of scheme, bucket, score, and seed."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["row", "above", "end", "sentences", "score", "seed", "value"])
+    table.writerow(
+        ["row", "max_training_length", "above", "end", "sentences", "score", "seed", "value"]
+    )
     for scheme, curve in study.curves.items():
         for bucket, scores in zip(study.buckets, curve, strict=True):
-            columns = f"{bucket.above:g}", f"{bucket.end:g}", len(bucket.indices)
+            bounds = f"{bucket.above:g}", f"{bucket.end:g}"
+            columns = study.max_training_length, *bounds, len(bucket.indices)
             for name, values in scores.items():
                 for seed, value in zip(study.seeds[scheme], values, strict=True):
                     table.writerow([scheme, *columns, name, seed, f"{value:.6g}"])

@@ -23,7 +23,7 @@ from transformer_jax.sweeps.status import read_status
 
 # The minimum number of sentences in a bucket.
 MIN_SENTENCES = 20
-# The upper bounds of the buckets, in multiples of L.
+# By default, the upper bounds of the buckets, in multiples of L.
 ENDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 Score = Literal["perplexity", "exact", "bleu"]
 
@@ -67,9 +67,19 @@ class Study:
     missing: Sequence[str]
     """The runs and sentences that were not scored, with the reasons."""
 
+    @property
+    def reaches_limit(self) -> bool:
+        """Whether the buckets extend at least to L."""
+        return self.max_training_length <= self.buckets[-1].end
 
-def score_by_length(sweep: Sweep) -> Study:
+
+def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     """Split the sentences into buckets by length, and score the finished runs on each bucket.
+
+    Args:
+        sweep: the study's sweep.
+        edges: the upper bounds of the buckets, in tokens. Without them, the buckets end at
+            multiples of L / 2.
 
     Raises:
         UsageError: no run is finished, or the runs were scored on different sentences.
@@ -95,7 +105,7 @@ def score_by_length(sweep: Sweep) -> Study:
         raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
     lengths = np.array([sentence.length for sentence in finished[0]])
     limit = config.data.max_length
-    buckets, excluded = split_by_length(lengths, limit)
+    buckets, excluded = split_by_length(lengths, limit, edges)
     metric: Score = "exact" if config.data.corpus == "number_words" else "bleu"
     references = [sentence.reference for sentence in finished[0]]
     tokenizer = choose_tokenizer(bleu_tokenizer(config.data), references)
@@ -125,6 +135,7 @@ def read_scores(path: Path) -> Study:
         StorageError: the file cannot be read.
     """
     values: dict[str, dict[tuple[float, float, int], dict[str, dict[int, float]]]] = {}
+    limit = 0
     try:
         with path.open(encoding="utf-8") as file:
             for line in csv.DictReader(file):
@@ -132,6 +143,7 @@ def read_scores(path: Path) -> Study:
                 by_bucket = values.setdefault(line["row"], {}).setdefault(bounds, {})
                 by_seed = by_bucket.setdefault(line["score"], {})
                 by_seed[int(line["seed"])] = float(line["value"])
+                limit = int(line["max_training_length"])
         bounds = list(next(iter(values.values())))
         metric: Score = "bleu" if "bleu" in values[next(iter(values))][bounds[0]] else "exact"
         names: tuple[Score, ...] = ("perplexity", metric)
@@ -143,38 +155,39 @@ def read_scores(path: Path) -> Study:
     except (OSError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise StorageError(f"{path} cannot be read: {error!r}") from error
     buckets = [Bucket(above, end, np.arange(count)) for above, end, count in bounds]
-    # The last bucket ends at 4 L, or at L if too few sentences are longer. No bucket extends across
-    # L.
-    last = buckets[-1].end
-    starts = [bucket.above for bucket in buckets]
-    limit = last / ENDS[-1] if last / ENDS[-1] in starts else last
-    return Study(list(curves), seeds, round(limit), buckets, metric, "", curves, [])
+    return Study(list(curves), seeds, limit, buckets, metric, "", curves, [])
 
 
-def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list[str]]:
-    """Split sentences into buckets that end at multiples of L / 2, up to 4 L.
+def split_by_length(
+    lengths: np.ndarray, limit: int, edges: Sequence[float] = ()
+) -> tuple[list[Bucket], list[str]]:
+    """Split sentences into buckets that end at `edges`, or at multiples of L / 2 up to 4 L.
 
-    If a bucket has fewer than `MIN_SENTENCES` sentences, it is merged with the next bucket on the
-    same side of L. If there is no next bucket, it is merged with the previous one.
+    If a bucket has fewer than `MIN_SENTENCES` sentences, it is merged with the next bucket. If
+    there is no next bucket, it is merged with the previous one. Without `edges`, no bucket extends
+    across L.
 
     Args:
         lengths: int[sentences], in tokens.
         limit: L.
+        edges: the upper bounds of the buckets, in tokens.
 
     Returns: The buckets in order of length, and descriptions of the sentences that are not in any
         bucket.
     """
     buckets: list[Bucket] = []
     excluded: list[str] = []
-    for start, ends in ((0, [x for x in ENDS if x <= 1]), (limit, [x for x in ENDS if x > 1])):
-        above: float = start
+    ends = sorted(edges) or [limit * end for end in ENDS]
+    inside = [end for end in ends if edges or end <= limit]
+    for start, side_ends in ((0.0, inside), (float(limit), ends[len(inside) :])):
+        above = start
         side: list[Bucket] = []
-        for end in ends:
-            indices = _find_between(lengths, above, limit * end)
+        for end in side_ends:
+            indices = _find_between(lengths, above, end)
             if len(indices) >= MIN_SENTENCES:
-                side.append(Bucket(above, limit * end, indices))
-                above = limit * end
-        last = limit * ends[-1]
+                side.append(Bucket(above, end, indices))
+                above = end
+        last = side_ends[-1] if side_ends else above
         if above < last and side:
             merged_above = side.pop().above
             side.append(Bucket(merged_above, last, _find_between(lengths, merged_above, last)))
@@ -182,8 +195,8 @@ def split_by_length(lengths: np.ndarray, limit: int) -> tuple[list[Bucket], list
             count = len(_find_between(lengths, start, last))
             excluded.append(f"({start:g}, {last:g}]: {count} sentences, fewer than {MIN_SENTENCES}")
         buckets += side
-    if longer := int(np.sum(lengths > limit * ENDS[-1])):
-        excluded.append(f"longer than {limit * ENDS[-1]:g}: {longer} sentences, left out")
+    if longer := int(np.sum(lengths > ends[-1])):
+        excluded.append(f"longer than {ends[-1]:g}: {longer} sentences, left out")
     return buckets, excluded
 
 

@@ -1,7 +1,6 @@
 """Test the positions study's tables and figures with evaluations of synthetic runs."""
 
 import csv
-import itertools
 import json
 import math
 import re
@@ -170,13 +169,53 @@ def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
     assert excluded == ["(8, 32]: 19 sentences, fewer than 20"]
 
 
+def test_buckets_end_at_the_given_edges(sweep: Sweep) -> None:
+    study = score_by_length(sweep, (16, 4))
+    assert [bucket.name for bucket in study.buckets] == ["(0, 4]", "(4, 16]"]
+    assert study.missing[-1].startswith("longer than 16: ")
+    assert main([str(sweep.path), "--edges", "4", "7"]) == 0
+    folder = sweep.path / "by-length"
+    assert "L = 8" not in (folder / "by-length.svg").read_text()
+    assert (folder / "table.md").read_text().endswith(" --edges 4 7\n")
+    assert main([str(folder / "table.csv"), "--out", str(sweep.path / "again")]) == 0
+    redrawn = {path.name for path in (sweep.path / "again").iterdir()}
+    assert redrawn == {"by-length.svg", "by-length.png"}
+    for bucket, scores in zip(study.buckets, study.curves["base"], strict=True):
+        sentences = sentences_between(sweep.runs[0], bucket.above, bucket.end)
+        exact = 100 * statistics.fmean(x[3] == x[4] for x in sentences)
+        assert scores["exact"][0] == pytest.approx(exact)
+
+
+def test_the_differences_have_the_intervals_of_the_paired_t_test() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(0, 0.1, 5)
+    other, equal = base + rng.normal(0.5, 0.02, 5), base + rng.normal(0, 0.001, 5)
+
+    def describe(values: np.ndarray) -> str:
+        perplexities = {"a": np.exp(base), "b": np.exp(values)}
+        curves: dict[str, Any] = {
+            k: [{"perplexity": list(x), "exact": list(100 * x)}] for k, x in perplexities.items()
+        }
+        seeds = dict.fromkeys("ab", range(5))
+        bucket = Bucket(0, 8, np.arange(20))
+        text = to_markdown(Study(["a", "b"], seeds, 8, [bucket], "exact", "", curves, []))
+        table = text.split("\n\n")[2].splitlines()
+        assert table[0] == "| ln perplexity minus a | (0, 8], 20 sentences |"
+        return table[-1]
+
+    low, high = stats.ttest_rel(other, base).confidence_interval()
+    mean = np.mean(other - base)
+    assert describe(other) == f"| b | {mean:+.3f} [{low:+.3f} {high:+.3f}] |"
+    assert describe(equal).endswith("] = |")
+
+
 def test_the_table_marks_significant_means(tmp_path: Path) -> None:
     perplexities = {"base": (5.0, 5.2, 5.4), "far": (9.9, 10.2, 11.0), "near": (5.2, 5.0, 5.5)}
-    lines = ["row,above,end,sentences,score,seed,value"]
+    lines = ["row,max_training_length,above,end,sentences,score,seed,value"]
     for scheme, values in perplexities.items():
         for seed, value in enumerate(values):
-            lines.append(f"{scheme},0,8,50,perplexity,{seed},{value}")
-            lines.append(f"{scheme},0,8,50,exact,{seed},{value}")
+            lines.append(f"{scheme},8,0,8,50,perplexity,{seed},{value}")
+            lines.append(f"{scheme},8,0,8,50,exact,{seed},{value}")
     (tmp_path / "table.csv").write_text("\n".join(lines))
     table = to_markdown(read_scores(tmp_path / "table.csv"))
     assert "| base | 5.20 ± 0.20 |" in table
@@ -296,16 +335,6 @@ def test_a_control_is_not_described_before_the_row_that_it_copies_has_runs() -> 
     assert "copy" not in text
 
 
-@pytest.mark.parametrize("ends", [(4, 8), (16, 32), (4, 8, 16, 32)])
-def test_the_table_determines_the_training_length(tmp_path: Path, ends: Sequence[int]) -> None:
-    lines = ["row,above,end,sentences,score,seed,value"]
-    start = 0 if ends[0] < LIMIT else LIMIT
-    for above, end in itertools.pairwise([start, *ends]):
-        lines += [f"base,{above},{end},50,{name},0,2.0" for name in ("perplexity", "exact")]
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    assert read_scores(tmp_path / "table.csv").max_training_length == LIMIT
-
-
 @pytest.mark.slow
 def test_the_command_writes_the_same_figure_and_tables_each_time(
     sweep: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -319,7 +348,7 @@ def test_the_command_writes_the_same_figure_and_tables_each_time(
     study = score_by_length(sweep)
     exact = study.curves["base"][0]["exact"]
     assert f"| {statistics.fmean(exact):.1f} ± {statistics.stdev(exact):.1f} |" in text
-    assert text.count("| none |") == text.count("| clamped |") == 2
+    assert text.count("| none |") == text.count("| clamped |") == 4
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     # Two schemes have two runs each, and the third has one run. Each run has two scores per bucket.
@@ -440,6 +469,10 @@ def test_unreadable_input_is_reported_in_one_line(
     code, line = report(sweep.path)
     assert code == UsageError.exit_code
     assert "no run" in line
+    for path, edge in ((sweep.path, "0"), (tmp_path / "table.csv", "8")):
+        code, line = report(path, "--edges", edge)
+        assert code == UsageError.exit_code
+        assert f"--edges {edge}: " in line
 
 
 def test_runs_with_different_references_are_not_compared(sweep: Sweep) -> None:
