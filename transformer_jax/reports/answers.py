@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 
 from transformer_jax.reports.results import MARGINS, PaperScore, Results, ScoredSplit
 from transformer_jax.reports.seed_statistics import RowComparison, Verdict
@@ -36,7 +37,7 @@ def summarize(results: Results) -> list[str]:
     if len(results.splits) > 1:
         other = " Settings may have been chosen on the development set, which is reported below."
     sentences = [f"These answers use the {_name(split)} set.{other}"]
-    sentences += [x for score in LABELS if (x := _compare_claims(results, score, split))]
+    sentences += [x for score in LABELS if (x := _summarize_score(results, score, split))]
     controls = [name for name, row in results.rows.items() if row.is_control]
     return sentences + [x for name in controls if (x := _describe_control(results, name, split))]
 
@@ -69,12 +70,8 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
 def answer(results: Results, name: str) -> str:
     """Return one sentence that compares a row with the first row."""
     split = results.splits[-1]
-    parts = []
-    for score, label in LABELS.items():
-        comparison = results.compare(name, score, split)
-        if comparison.difference is not None:
-            parts.append(f"{_judge(comparison, score)} in {label} ({_describe(comparison, score)})")
-    if not parts:
+    sentence = _state({score: results.compare(name, score, split) for score in LABELS})
+    if not sentence:
         for row in (results.rows[name], results.base):
             if row.failed and not row.find("perplexity", "dev"):
                 return (
@@ -82,8 +79,6 @@ def answer(results: Results, name: str) -> str:
                     "unigram model. Train for more steps, or with other settings."
                 )
         return "not compared, because it has no scores."
-    sentence = f"{'; '.join(parts)}."
-    sentence = f"{sentence[0].upper()}{sentence[1:]}"
     verdicts = {score: results.verdict(name, score, split) for score in LABELS}
     found = [
         f"{_paper(results, name, score)} in {LABELS[score]} ({verdict})"
@@ -91,6 +86,38 @@ def answer(results: Results, name: str) -> str:
         if verdict
     ]
     return f"{sentence} In the paper: {'; '.join(found)}." if found else sentence
+
+
+def answer_factors(results: Results) -> dict[str, str]:
+    """Return one sentence for each main effect, and one for all interactions, keyed by name.
+
+    The result is empty unless the rows are all combinations of the values of several fields.
+    """
+    split = results.splits[-1]
+    effects: dict[str, dict[PaperScore, RowComparison]] = {}
+    interactions = []
+    for score, label in LABELS.items():
+        found = []
+        for x in (contrasts := results.contrasts(score, split)):
+            comparison = RowComparison(x.difference, x.interval, None)
+            if x.kind == "main effect":
+                effects.setdefault(f"{x.name}, averaged", {})[score] = comparison
+            elif x.kind == "interaction" and x.interval.low * x.interval.high > 0:
+                found.append(f"{x.name} ({_describe(comparison, score)})")
+        if contrasts:
+            interactions.append(f"{label}: {', '.join(found) or 'none is significant'}")
+    answers = {name: _state(comparisons) for name, comparisons in effects.items()}
+    return answers | ({"interactions": f"{'; '.join(interactions)}."} if interactions else {})
+
+
+def _state(comparisons: Mapping[PaperScore, RowComparison]) -> str:
+    """Return a sentence about differences in each score, or "" if there are none."""
+    sentence = "; ".join(
+        f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)})"
+        for score, x in comparisons.items()
+        if x.difference is not None
+    )
+    return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
 def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> str:
@@ -113,6 +140,17 @@ def _name(split: ScoredSplit) -> str:
     return "development" if split == "dev" else "test"
 
 
+def _summarize_score(results: Results, score: PaperScore, split: ScoredSplit) -> str:
+    """Return how many claims are confirmed, and how many seeds the open questions need."""
+    is_open = any(
+        _judge(results.compare(name, score, split), score) == "not clearly different"
+        or results.verdict(name, score, split) == "out of reach"
+        for name in results.compared
+    )
+    reach = describe_reach(results, score, split) if is_open else ""
+    return f"{_compare_claims(results, score, split)} {reach}".strip()
+
+
 def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> str:
     """Return how many of the paper's claims about one score are confirmed."""
     verdicts: dict[bool, list[Verdict]] = {True: [], False: []}
@@ -130,9 +168,8 @@ def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> 
             parts.append(f"{rows}, {listed}")
     if not parts:
         return ""
-    reach = describe_reach(results, score, split) if "out of reach" in verdicts[False] else ""
     label = LABELS[score]
-    return f"{label[0].upper()}{label[1:]}: {'; '.join(parts)}. {reach}".strip()
+    return f"{label[0].upper()}{label[1:]}: {'; '.join(parts)}."
 
 
 def _judge(comparison: RowComparison, score: PaperScore) -> str:

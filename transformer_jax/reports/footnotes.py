@@ -1,5 +1,6 @@
 """A report's notes: how the runs were trained, what the columns mean, and which caveats apply."""
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -7,6 +8,7 @@ from dataclasses import asdict
 
 from transformer_jax.config import DataConfig, TrainConfig
 from transformer_jax.files import read_json_if_valid
+from transformer_jax.reports.answers import describe_reach
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
@@ -30,6 +32,7 @@ def list_footnotes(results: Results) -> list[str]:
         *describe_tuning(results.sweep),
         *_explain_columns(results),
         *_describe_agreement(results),
+        *_list_reaches(results),
         *_list_caveats(results),
         *_list_missing(results),
         *list_origins(results.sweep, results.statuses, results.command),
@@ -233,6 +236,11 @@ def _describe_agreement(results: Results) -> list[str]:
                     f"{ranks[0]:+.2f} (p = {format_p(ranks[1])})."
                 )
     return notes
+
+
+def _list_reaches(results: Results) -> list[str]:
+    pairs = itertools.product(results.splits, MARGINS)
+    return [x for split, score in pairs if (x := describe_reach(results, score, split))]
 
 
 def _list_caveats(results: Results) -> list[str]:

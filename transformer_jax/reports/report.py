@@ -24,7 +24,7 @@ from transformer_jax.console import escape_control_characters, shell_command
 from transformer_jax.errors import storage_errors
 from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
-from transformer_jax.reports.answers import answer, question, summarize
+from transformer_jax.reports.answers import answer, answer_factors, question, summarize
 from transformer_jax.reports.factors import Contrast
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
@@ -264,11 +264,12 @@ def make_trial_table(results: Results) -> Table:
 
 
 def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
-    answers = [f"{name}: {answer(results, name)}" for name in results.compared]
+    answers = answer_factors(results)
+    answers |= {name: answer(results, name) for name in results.compared}
     parts = [
         f"**{tables.escape_markdown(question(results))}**",
         *map(tables.escape_markdown, summarize(results)),
-        to_markdown_list(answers),
+        to_markdown_list([f"{name}: {sentence}" for name, sentence in answers.items()]),
         *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
         *(f"![{caption}]({name}.svg)" for name, caption in CAPTIONS.items()),
         to_markdown_list(list_footnotes(results)),
@@ -286,13 +287,12 @@ def _make_page(results: Results, figures: Mapping[str, str], tabled: Mapping[str
         *(_fold("Figures", _figure(caption, svg)) for caption, svg in others),
         _fold("Methods and notes", f"<ul>\n{notes}\n</ul>"),
     ]
-    answers = [
-        f"<dt>{html.escape(f'{name}: {row.change}' if row.change else name)}</dt>"
-        f"<dd>{html.escape(answer(results, name))}</dd>"
-        for name, row in results.rows.items()
-        if name in results.compared
-    ]
-    listed = "<dl>\n" + "\n".join(answers) + "\n</dl>" if answers else ""
+    answers = answer_factors(results)
+    for name in results.compared:
+        change = results.rows[name].change
+        answers[f"{name}: {change}" if change else name] = answer(results, name)
+    items = [f"<dt>{html.escape(x)}</dt><dd>{html.escape(y)}</dd>" for x, y in answers.items()]
+    listed = "<dl>\n" + "\n".join(items) + "\n</dl>" if items else ""
     sentences = "\n".join(f"<p>{html.escape(x)}</p>" for x in summarize(results))
     style = resources.files("transformer_jax.reports").joinpath("page.css").read_text("utf-8")
     return (

@@ -10,6 +10,7 @@ from run_files import collect, set_status, write_results
 from transformer_jax.config import Paper, Row
 from transformer_jax.config.rows import with_control
 from transformer_jax.reports.answers import answer, describe_reach, question, summarize
+from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import list_comparisons
 from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import plan_sweep
@@ -73,6 +74,18 @@ def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Pa
     seeds = results.seeds_for_equivalence("perplexity", "dev")
     assert seeds is not None
     assert f"each row needs at least {seeds:,} seeds; base has 3." in reach
+
+
+def test_a_report_says_how_many_seeds_would_show_that_rows_are_equal(tmp_path: Path) -> None:
+    noisy, precise = (make_results(tmp_path / str(x), x) for x in (0.1, 0.0001))
+    # Without claims in the paper, no row is clearly different from base.
+    rows = {name: replace(row, paper=Paper()) for name, row in noisy.rows.items()}
+    results = replace(noisy, rows=rows)
+    assert summarize(results)[1:] == [describe_reach(results, "perplexity", "dev")]
+    # If all rows are clearly different or equal, only the notes contain the number.
+    reach = describe_reach(precise, "perplexity", "dev")
+    assert not any(reach in sentence for sentence in summarize(precise))
+    assert reach in list_footnotes(precise)
 
 
 @pytest.mark.parametrize(

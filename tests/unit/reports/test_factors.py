@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from run_files import collect, set_status, write_results
 from scipy import stats
 
 from transformer_jax.config import Config, Row
+from transformer_jax.reports.answers import answer_factors
 from transformer_jax.reports.factors import Contrast, analyze_factors, find_factors
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import plan_sweep
@@ -184,6 +186,35 @@ def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
     other = replace(results.rows["h2-k4"], has_other_text=True)
     changed = replace(results, rows={**results.rows, "h2-k4": other})
     assert changed.contrasts("perplexity", "dev") == []
+
+
+def test_a_report_on_a_grid_answers_for_each_field_before_each_row(tmp_path: Path) -> None:
+    rows = {name: Row(config) for name, config in make_configs(heads=(1, 2)).items()}
+    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep.store()
+    rng = np.random.default_rng(0)
+    for run in sweep.runs:
+        # The effect of two heads is a factor of 2 with the small d_k, and of 3 with the large one.
+        factor = 1 if run.config.model.num_heads == 1 else 2 if run.config.model.d_k == 4 else 3
+        write_results(run, 4 * factor * math.exp(0.001 * rng.normal()), 10, splits=["dev"])
+        set_status(run, "done")
+    results = collect(sweep)
+    answers = answer_factors(results)
+    assert list(answers) == ["d_k 8 - 4, averaged", "num_heads 2 - 1, averaged", "interactions"]
+    # sqrt(6) is 2.449, and sqrt(3 / 2) is 1.225.
+    assert answers["num_heads 2 - 1, averaged"].startswith("Worse in perplexity (+14")
+    assert answers["d_k 8 - 4, averaged"].startswith("Worse in perplexity (+22.")
+    assert re.fullmatch(
+        r"perplexity: \(d_k 8 - 4\) x \(num_heads 2 - 1\) \(\+(49|50)\.\d% \[.+\]\); "
+        r"BLEU: none is significant\.",
+        answers["interactions"],
+    )
+    folder = write_report(results)
+    for text in ((folder / "index.html").read_text(), (folder / "table.md").read_text()):
+        names = [x.replace("_", "\\_") if text[0] == "*" else x for x in (*answers, "h1-k8:")]
+        places = [text.index(name) for name in names]
+        assert places == sorted(places)
+    assert answer_factors(replace(results, rows={"h1-k4": results.rows["h1-k4"]})) == {}
 
 
 def test_equal_scores_show_no_effect() -> None:
