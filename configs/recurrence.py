@@ -1,6 +1,6 @@
 """The Transformer compared with recurrent and convolutional models of equal size (section 4).
 
-    transformer-jax sweep recurrence --seeds 3
+    transformer-jax sweep recurrence --seeds 3 --control
     transformer-jax evaluate sweeps/recurrence/general/seed-0 --by-length
 
     transformer-jax sweep recurrence --data-from smoke --train-from smoke

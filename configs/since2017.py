@@ -1,8 +1,9 @@
-"""Ideas published since 2017, one per row. The first row is the paper's base model.
+r"""Ideas published since 2017, one per row. The first row is the paper's base model.
 
     transformer-jax params configs/since2017.py
     transformer-jax sweep configs/since2017.py --scale small --data-from table3_multi30k:base \
-        --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3
+        --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3 \
+        --seeds 3 --control
 
 The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
 three matrices, but about as many parameters as base. All rows use base's learning rate by default,

@@ -1,6 +1,6 @@
 """Fourteen rows of Table 3 on Multi30k, each of which trains in 5 to 16 minutes on one CPU core.
 
-    transformer-jax sweep table3_multi30k --seeds 3
+    transformer-jax sweep table3_multi30k --seeds 3 --control
 
 The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be the path to the folder
 that contains multi30k/tok/. Compared with the paper's base model, d_model, d_k, and d_v are a

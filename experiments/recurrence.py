@@ -104,7 +104,7 @@ def read_rows(sweep: Sweep) -> list[Row]:
     runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
     rows = [
         Row(
-            describe(sweep.rows[name].config.model),
+            describe(sweep.rows[name].config.model) + ", control" * sweep.rows[name].is_control,
             count_parameters(sweep.rows[name].config)["total"],
             [read_scores(run) for run in runs],
         )

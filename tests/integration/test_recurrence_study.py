@@ -150,6 +150,15 @@ def test_the_command_writes_the_tables_and_the_figure(
     assert slow[-3:] == ["2000", "-", "- |"]
 
 
+def test_a_control_has_another_name_than_the_row_that_it_copies(tmp_path: Path) -> None:
+    rows = {"fast": Row(SMALL), "control": Row(SMALL, is_control=True)}
+    sweep = plan_sweep(tmp_path / "recurrence", rows, 1)
+    sweep.store()
+    for run in sweep.runs:
+        finish(replace(run, row="fast", seed=0))
+    assert [row.model for row in read_rows(sweep)] == ["Transformer", "Transformer, control"]
+
+
 def test_a_sweep_without_finished_runs_is_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

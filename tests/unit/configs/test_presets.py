@@ -1,9 +1,11 @@
 """Test that each preset reproduces how its original implementation differs from the paper."""
 
+import ast
 import math
 from typing import Any
 
 import pytest
+from pages import ROOT
 
 from transformer_jax.config.loading import load_config, load_rows
 from transformer_jax.training.schedule import learning_rate_schedule
@@ -70,3 +72,12 @@ def test_the_learning_rate_follows_the_authors_own_schedules(step: int) -> None:
     # decays with the inverse square root of the step.
     expected = 0.002 * (step / 1000 if step <= 1000 else math.sqrt(1000 / step))
     assert rate("flax_wmt", step) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "study", ["table3_multi30k", "learned_or_sinusoidal", "recurrence", "since2017"]
+)
+def test_the_command_of_a_study_trains_a_negative_control(study: str) -> None:
+    tree = ast.parse((ROOT / "configs" / f"{study}.py").read_text("utf-8"))
+    command = (ast.get_docstring(tree) or "").partition(" sweep ")[2].partition("\n\n")[0]
+    assert "--control" in command.partition("transformer-jax")[0].split()
