@@ -95,7 +95,8 @@ def _describe_rate(train: TrainConfig) -> str:
 def _list_others(values: Sequence[str]) -> str:
     """Return the values that differ from the first one, in parentheses, or "" if none differs."""
     others = dict.fromkeys(value for value in values if value != values[0])
-    return f" (other rows: {', '.join(others)})" if others else ""
+    # A value can contain commas.
+    return f" (other rows: {'; '.join(others)})" if others else ""
 
 
 def _describe_corpus(data: DataConfig) -> str:

@@ -175,6 +175,15 @@ def test_footnotes_list_the_budgets_of_other_rows(tmp_path: Path) -> None:
     )
 
 
+def test_footnotes_separate_the_settings_of_other_rows(tmp_path: Path) -> None:
+    changes = {"adamw": {"optimizer": "adamw"}, "both": {"optimizer": "lion", "schedule": "cosine"}}
+    rows = {name: Row(SMALL.change(train=train)) for name, train in changes.items()}
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL), **rows}, 1)
+    _, budget, _ = describe_experiment(sweep, [read_status(run) for run in sweep.runs])
+    rate = "the paper's learning rate"
+    assert f"(other rows: {rate}, optimizer adamw; {rate}, schedule cosine, optimizer" in budget
+
+
 def test_footnotes_name_optimizers_and_schedules_that_are_not_the_papers(tmp_path: Path) -> None:
     train = {"optimizer": "muon", "schedule": "cosine", "peak_learning_rate": 1e-3}
     sweep = plan_sweep(tmp_path / "s", {"muon": Row(SMALL.change(train=train))}, 1)
