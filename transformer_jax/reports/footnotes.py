@@ -149,7 +149,7 @@ def _explain_columns(results: Results) -> list[str]:
         "Perplexity is per token, without label smoothing. ± is the standard deviation over "
         "random seeds.",
         *_explain_paper(results),
-        f"to base: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
+        f"to {base}: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
         "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
         f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
         "which limit the probability of any false difference in one score's column. "
@@ -188,9 +188,9 @@ def _explain_columns(results: Results) -> list[str]:
         notes.append(f"test task: the main score of the task {task}, in percent.")
     if results.signature:
         notes.append(
-            "test BLEU to base by seed: the parentheses contain the p-value of sacreBLEU's paired "
-            f"bootstrap over sentences ({results.signature}). With 1,000 samples, its resolution "
-            "is 0.001. It compares two trained models, not two methods."
+            f"test BLEU to {results.base.name} by seed: the parentheses contain the p-value of "
+            f"sacreBLEU's paired bootstrap over sentences ({results.signature}). With 1,000 "
+            "samples, its resolution is 0.001. It compares two trained models, not two methods."
         )
     return [*notes, ANALYSIS]
 

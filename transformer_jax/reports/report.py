@@ -132,7 +132,7 @@ def _format_test_differences(results: Results, row: RowResult) -> str:
 # The heading of each column, and the function that formats the column's cells.
 SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
-    "change": lambda _, row: row.change or f"base{', other seeds' if row.is_control else ''}",
+    "change": lambda r, row: (row.change or r.base.name) + ", other seeds" * row.is_control,
     "tuned": lambda r, row: (
         str(r.sweep.tuning.chosen.get(row.name, MISSING)) if r.sweep.tuning else MISSING
     ),
@@ -187,7 +187,10 @@ def summary_table(results: Results) -> list[list[str]]:
 def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str]]:
     """Return a table whose first row contains the headings, without empty optional columns."""
     table = [
-        [heading, *(format_cell(results, row) for row in results.rows.values())]
+        [
+            heading.replace(" to base", f" to {results.base.name}"),
+            *(format_cell(results, row) for row in results.rows.values()),
+        ]
         for heading, format_cell in columns.items()
     ]
     optional = ("Welch", "paper", "verdict", "test", "compound-split", "tuned")

@@ -34,7 +34,7 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     with (out / "report" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["row"], row["seeds"], row["change"]) for row in rows] == [
-        ("narrow", "2", "base"),
+        ("narrow", "2", "narrow"),
         ("wide", "1", "d_ff 48"),
     ]
     assert rows[0]["dev perplexity"] == "5.25 ± 0.35"

@@ -91,6 +91,15 @@ def test_the_report_can_have_another_baseline_and_only_one_set(sweep: Sweep) -> 
         report(sweep.path, baseline="best")
 
 
+def test_the_tables_name_the_baseline(sweep: Sweep) -> None:
+    results = report(sweep.path, split="dev", baseline="worse").results
+    scores, comparisons = (make_table(results, x) for x in (SCORES, COMPARISONS["dev"]))
+    change = scores[0].index("change")
+    assert {line[0]: line[change] for line in scores[1:3]} == {"worse": "worse", "base": "d_ff 32"}
+    assert {"ln perplexity to worse", "dev BLEU to worse"} < {*comparisons[0]}
+    assert any(note.startswith("to worse: a row's mean minus") for note in list_footnotes(results))
+
+
 def test_a_sweep_without_test_scores_cannot_be_reported_on_the_test_set(dev_sweep: Sweep) -> None:
     assert report(dev_sweep.path).results.splits == ("dev",)
     with pytest.raises(UsageError, match="has been scored on the test set"):
