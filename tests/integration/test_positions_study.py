@@ -196,7 +196,7 @@ def test_the_differences_have_the_intervals_of_the_paired_t_test() -> None:
         curves: dict[str, Any] = {
             k: [{"perplexity": list(x), "exact": list(100 * x)}] for k, x in perplexities.items()
         }
-        seeds = dict.fromkeys("ab", range(5))
+        seeds = {"a": range(5), "b": range(5)}
         bucket = Bucket(0, 8, np.arange(20))
         text = to_markdown(Study(["a", "b"], seeds, 8, [bucket], "exact", "", curves, []))
         table = text.split("\n\n")[2].splitlines()
