@@ -58,7 +58,9 @@ def draw_curves(results: Results) -> Picture:
 
 def _mean_curve(row: RowResult) -> Curve:
     """Return the geometric mean and range of perplexity over seeds at steps shared by all seeds."""
-    tables = [metrics_table(status.run.path) for status in row.trained]
+    # A run that has not started has no folder.
+    folders = [x.run.path for x in row.trained if x.run.path.is_dir()]
+    tables = [metrics_table(folder) for folder in folders]
     curves = [metric_by_step(table, "dev/perplexity") for table in tables]
     # Comparisons with NaN are false, so NaN also becomes `MAX_PERPLEXITY`.
     runs = [

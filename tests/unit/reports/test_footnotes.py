@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,7 +116,9 @@ def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(fold
 def test_one_footnote_names_all_runs_that_are_missing_for_the_same_reason(dev_sweep: Sweep) -> None:
     for run in dev_sweep.runs:
         if run.seed == 1:
+            # A run that has not started has no folder.
             run.status_file.unlink()
+            shutil.rmtree(run.path)
     text = (write_report(collect(dev_sweep)) / "table.md").read_text()
     assert "- Missing: base/seed-1, worse/seed-1: queued\n" in text
 
