@@ -161,20 +161,21 @@ def _read_links(line: str, number: int) -> Gold:
 
 
 @checked
-def alignment_error_rate(alignments: Sequence[str], gold: Sequence[str]) -> float:
+def alignment_error_rate(alignments: Iterable[str], gold: Iterable[str]) -> float:
     """Return the alignment error rate of Och and Ney (2003), between 0 (best) and 1.
 
     The rate is 1 - (|A & S| + |A & P|) / (|A| + |S|), where A is the set of links in all
     alignments, S is the set of sure links, and P is the set of sure and possible links. Both
-    arguments contain one line per sentence pair, such as "0-0 1-2". In `gold`, "1?2" or "1p2" is a
-    possible link.
+    arguments contain one line per sentence pair, such as "0-0 1-2", and can be open files. In
+    `gold`, "1?2" or "1p2" is a possible link.
 
     Raises:
         UsageError: the numbers of lines differ.
         DataError: a line is not an alignment, or there are no links.
     """
-    found = [gold.possible for gold in read_gold(alignments, len(alignments))]
-    return error_rate(found, read_gold(gold, len(alignments)))
+    lines = list(alignments)
+    found = [gold.possible for gold in read_gold(lines, len(lines))]
+    return error_rate(found, read_gold(list(gold), len(lines)))
 
 
 def error_rate(found: Sequence[set[Link]], gold: Sequence[Gold]) -> float:

@@ -69,6 +69,15 @@ def test_the_error_rate_is_that_of_och_and_ney() -> None:
         tj.alignment_error_rate([""], ["0?0"])
 
 
+def test_alignments_and_gold_alignments_can_be_open_files(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("0-0 1-2 2-1\n")
+    (tmp_path / "gold").write_text("0-0 1-1 2?1\n")
+    with (tmp_path / "out").open() as out, (tmp_path / "gold").open() as gold:
+        assert tj.alignment_error_rate(out, gold) == pytest.approx(1 - 3 / 5)
+    with pytest.raises(UsageError, match="gold must be a list of strings, got '0-0'"):
+        tj.alignment_error_rate(["0-0"], "0-0")
+
+
 def test_the_error_rate_of_a_head_is_that_of_its_alignments(run: Run) -> None:
     gold = ["0-0 1-1", "0-0 1?1", "0-0", "0-0"]
     rates = run.alignment_error_rates(SOURCES, TARGETS, gold)
