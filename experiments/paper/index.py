@@ -205,10 +205,17 @@ ITEMS = (
     ),
     Item(
         "Section 3.5",
-        "Linear maps between shifted sinusoids, and extrapolation to longer sentences",
+        "Linear maps between shifted sinusoids",
         "unit/model/test_positions.py::test_the_sinusoid_is_the_papers_formula",
         "transformer-jax plot runs/demo --kind positions --out positions.svg",
-        "transformer-jax sweep experiments/positions/short_numbers.py",
+        "transformer-jax plot runs/wmt14 --kind positions --out positions.svg",
+    ),
+    Item(
+        "Extrapolation",
+        "Sentences longer than those in training (section 3.5; see docs/positions.md)",
+        "integration/test_positions_study.py::test_the_rows_of_a_study_differ_in_positions_alone",
+        "transformer-jax sweep experiments/positions/short_numbers.py --rows learned --seeds 1",
+        "transformer-jax sweep positions --data.max-length 32",
     ),
     Item(
         "Section 4",

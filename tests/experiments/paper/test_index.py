@@ -84,6 +84,18 @@ def test_figure_3_selects_the_papers_word_in_the_papers_sentence() -> None:
     assert sentence.split()[int(words[words.index("--position") + 1])] == "making"
 
 
+def test_commands_at_the_papers_scale_use_the_papers_models() -> None:
+    for item in ITEMS:
+        words = shlex.split(item.full)
+        if words[:1] != ["transformer-jax"] or words[1] not in ("train", "sweep"):
+            continue
+        parsed = parse(words[1], COMMANDS[words[1]], words[2:])
+        assert isinstance(parsed, ConfigCommand)
+        first = next(iter(parsed.load_rows().values())).config
+        assert first.model.d_model >= 512, item.name
+        assert first.data.corpus in ("tfds", "trees"), item.name
+
+
 def test_the_small_warmup_sweep_needs_no_corpus() -> None:
     [item] = [item for item in ITEMS if item.key == "section5.3"]
     _, name, *rest = shlex.split(item.small)

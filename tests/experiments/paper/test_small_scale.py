@@ -54,6 +54,7 @@ def shrink(command: str) -> str:
 @pytest.mark.timeout(3600)
 def test_each_small_scale_command_of_the_index_runs(tmp_path: Path) -> None:
     write_treebank(tmp_path / "FOLDER")
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     write_multi30k(tmp_path, ("en", "de"))
     commands = [item.small for item in ITEMS if item.small]
     commands += [item.commands["any scale"] for item in ITEMS if item.small and not item.full]
