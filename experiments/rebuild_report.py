@@ -3,7 +3,7 @@
     python -m experiments.rebuild_report experiments/results/table3-tiny
 
 In the folder, `runs.csv` contains the scores of every run. `archive.json` contains the commands
-and, for each row, its FLOPs and the p-values of the bootstrap, which cannot be computed without the
+and the FLOPs of each row. The report contains no p-values of single seeds, which would require the
 translations. The command replaces the report's tables and `ratios.svg`. It does not replace
 `curves.svg`, because the metrics of the runs were not kept.
 """
@@ -53,12 +53,12 @@ def collect_stored(folder: Path, path: Path) -> Results:
     base = next(iter(rows.values())).scores["test_bleu"]
     differences = {
         name: {
-            seed: BleuDifference(score - base[seed], archive["rows"][name]["p"][seed])
+            seed: BleuDifference(score - base[seed], None)
             for seed, score in row.scores["test_bleu"].items()
         }
         for name, row in list(rows.items())[1:]
     }
-    return Results(sweep, rows, differences, archive["signature"], archive["report"])
+    return Results(sweep, rows, differences, "", archive["report"])
 
 
 def _collect_row(

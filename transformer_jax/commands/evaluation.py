@@ -39,7 +39,7 @@ class Evaluate(EnsembleCommand):
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Annotated[Path | None, arg(metavar="RUN")] = None
-    """Compare the scores with those of the run in this folder, using a paired bootstrap.
+    """Compare the scores with those of the run in this folder, using approximate randomization.
     Command-line options apply to both runs. For all other settings, each run uses its own
     config."""
     json: FlagCreatePairsOff[bool] = False

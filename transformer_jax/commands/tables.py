@@ -116,7 +116,7 @@ def print_grid(results: Sequence[JsonObject]) -> JsonObject:
 
 
 def print_comparison(comparisons: Sequence["MetricComparison"], run: str, baseline: str) -> None:
-    """Print the paired bootstrap results for two runs, with one row per metric."""
+    """Print the comparison of two runs, with one row per metric."""
     table = Table("", run, baseline, "p", box=None)
     for c in comparisons:
         table.add_row(
@@ -128,8 +128,8 @@ def print_comparison(comparisons: Sequence["MetricComparison"], run: str, baseli
     show_table(table)
     stdout.print(
         f"p: the probability that a run as good as the baseline, {baseline}, differs from it by\n"
-        "at least this much because of the choice of sentences; a p below 0.05 is significant.\n"
-        "In parentheses: mean and 95% interval over resampled sets (paired bootstrap)."
+        "at least this much, in either direction; a p below 0.05 is significant (approximate\n"
+        "randomization). In parentheses: mean and 95% interval over resampled sets (bootstrap)."
     )
     for c in comparisons:
         stdout.print(f"  {c.metric:5}  {c.signature}")

@@ -9,6 +9,7 @@ from transformer_jax.reports.seed_statistics import RowComparison, Verdict
 from transformer_jax.sweeps.plan import find_copied
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
+UNCONFIRMED = ", but not by Welch's interval"
 # Verbs that state how one row, or several rows, compare with the paper.
 WORDS: dict[Verdict, tuple[str, str]] = {
     "as in the paper": ("agrees", "agree"),
@@ -114,6 +115,7 @@ def _state(comparisons: Mapping[PaperScore, RowComparison]) -> str:
     """Return a sentence about differences in each score, or "" if there are none."""
     sentence = "; ".join(
         f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)})"
+        + UNCONFIRMED * x.is_unconfirmed
         for score, x in comparisons.items()
         if x.difference is not None
     )
@@ -121,7 +123,7 @@ def _state(comparisons: Mapping[PaperScore, RowComparison]) -> str:
 
 
 def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> str:
-    """Return how many seeds would show that two rows are equally good, or "" if unknown."""
+    """Return how many seeds are necessary to show equivalence, or "" if unknown."""
     seeds = results.seeds_for_equivalence(score, split)
     if seeds is None:
         return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from transformer_jax.analysis.significance import bootstrap, p_value
+from transformer_jax.analysis.significance import p_value, paired_test
 from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Row
 from transformer_jax.console import shell_command
@@ -241,7 +241,7 @@ def compare_test_bleu(
         if base not in translations or len(systems) < 2:
             continue
         bleu, _ = sacrebleu_metrics(choose_tokenizer(tokenizer, references), warn=False)
-        signatures, results = bootstrap(systems, {"BLEU": bleu}, references)
+        signatures, results = paired_test(systems, {"BLEU": bleu}, references)
         signature = str(signatures["BLEU"])
         baseline, *others = results["BLEU"]
         for (name, _), result in zip(systems[1:], others, strict=True):

@@ -31,6 +31,7 @@ def list_footnotes(results: Results) -> list[str]:
         *describe_experiment(results.sweep, results.statuses),
         *describe_tuning(results.sweep),
         *_explain_columns(results),
+        *_describe_dispersion(results),
         *_describe_agreement(results),
         *_list_reaches(results),
         *_list_caveats(results),
@@ -170,8 +171,8 @@ def _explain_columns(results: Results) -> list[str]:
             "verdict treats its differences as exact, although they also vary with the seed. If "
             "the paper's difference is within the margin, the verdict is 'as in the paper' if the "
             "whole interval lies within the margin, and 'differs' if the interval lies outside. "
-            "'Out of reach' means that the interval is wider than twice the margin, so no result "
-            "could have been 'as in the paper'. It does not count against the paper."
+            "'Out of reach' means that the interval is wider than twice the margin, so no "
+            "difference could have been 'as in the paper'. It does not count against the paper."
         )
     if any("precision" in row.scores for row in results.rows.values()):
         notes.append(
@@ -189,8 +190,9 @@ def _explain_columns(results: Results) -> list[str]:
     if results.signature:
         notes.append(
             f"test BLEU to {results.base.name} by seed: the parentheses contain the p-value of "
-            f"sacreBLEU's paired bootstrap over sentences ({results.signature}). With 1,000 "
-            "samples, its resolution is 0.001. It compares two trained models, not two methods."
+            "sacreBLEU's approximate randomization over sentences, which is two-sided "
+            f"({results.signature}). With 1,000 samples, its resolution is 0.001. It compares two "
+            "trained models, not two methods."
         )
     return [*notes, ANALYSIS]
 
@@ -223,13 +225,14 @@ def _describe_agreement(results: Results) -> list[str]:
     for split in results.splits:
         for score, label in (("perplexity", f"{split} perplexity"), ("bleu", f"{split} BLEU")):
             differences = results.differences(score, split)
-            same, rows, p = sign_agreement(differences, MARGINS[score])
+            same, worse, rows = sign_agreement(
+                differences, MARGINS[score], lower_is_better=score == "perplexity"
+            )
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
-                    f"the paper in {same} of {rows} rows. Random signs would match in at least as "
-                    f"many rows with probability {format_p(p)}, if the rows were independent, but "
-                    "they share a baseline."
+                    f"the paper in {same} of {rows} rows. The paper itself reports that {worse} of "
+                    f"these rows are worse than {results.base.name}."
                 )
             if (ranks := rank_correlation(differences)) is not None:
                 notes.append(
@@ -237,6 +240,23 @@ def _describe_agreement(results: Results) -> list[str]:
                     f"{ranks[0]:+.2f} (p = {format_p(ranks[1])})."
                 )
     return notes
+
+
+def _describe_dispersion(results: Results) -> list[str]:
+    """Return a note with the values that determine the width of the simultaneous intervals."""
+    found = [
+        f"{analysis.deviation:.3g}, {analysis.freedom}, and {analysis.critical:.2f} for {split} "
+        + ("BLEU" if score == "bleu" else "ln perplexity")
+        for split, analyses in results.analyses.items()
+        for score, analysis in analyses.items()
+        if analysis.deviation is not None
+    ]
+    if not found:
+        return []
+    return [
+        "The pooled standard deviation between seeds, its degrees of freedom, and the critical "
+        f"value c of the simultaneous intervals are {'; '.join(found)}."
+    ]
 
 
 def _list_reaches(results: Results) -> list[str]:

@@ -28,7 +28,13 @@ from transformer_jax.reports.answers import answer, answer_factors, question, su
 from transformer_jax.reports.factors import Contrast
 from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
 from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
-from transformer_jax.reports.results import PaperScore, Results, RowResult, ScoredSplit
+from transformer_jax.reports.results import (
+    BleuDifference,
+    PaperScore,
+    Results,
+    RowResult,
+    ScoredSplit,
+)
 from transformer_jax.reports.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.reports.tables import MISSING, Table
 from transformer_jax.runs.metrics_file import is_number
@@ -125,8 +131,13 @@ def _format_welch(results: Results, row: RowResult, score: PaperScore, split: Sc
 def _format_test_differences(results: Results, row: RowResult) -> str:
     by_seed = results.test_differences.get(row.name, {})
     comparisons = (by_seed.get(seed) for seed in results.sweep.seeds)
-    cells = [f"{x.bleu:+z.2f} ({format_p(x.p)})" if x else MISSING for x in comparisons]
+    cells = [_format_by_seed(x) if x else MISSING for x in comparisons]
     return ", ".join(cells) if by_seed else MISSING
+
+
+def _format_by_seed(difference: BleuDifference) -> str:
+    p = "" if difference.p is None else f" ({format_p(difference.p)})"
+    return f"{difference.bleu:+z.2f}{p}"
 
 
 # The heading of each column, and the function that formats the column's cells.
@@ -166,7 +177,7 @@ def _list_columns(split: ScoredSplit) -> dict[str, Column]:
         "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu", split) or MISSING,
     }
     if split == "test":
-        columns["test BLEU to base by seed (p)"] = _format_test_differences
+        columns["test BLEU to base by seed"] = _format_test_differences
     return columns
 
 

@@ -38,8 +38,8 @@ class BleuDifference(NamedTuple):
     """The difference in test BLEU between a run and the first row's run with the same seed."""
 
     bleu: float
-    p: float
-    """The p-value of a paired bootstrap test over sentences."""
+    p: float | None
+    """The p-value of approximate randomization over sentences. It is None in an archived report."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Results:
         ]
 
     def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
-        """Return how many seeds would show that two rows are equally good, or None if unknown."""
+        """Return how many seeds are necessary to show equivalence, or None if unknown."""
         analysis = self.analyses[split][score]
         if not analysis.deviation:
             return None

@@ -58,6 +58,13 @@ class RowComparison:
     p: float | None = None
     """Dunnett's p-value; None if `interval` is None or is a Bonferroni-corrected Welch interval."""
 
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether `interval` excludes 0, but `welch` contains it."""
+        if self.interval is None or self.welch is None:
+            return False
+        return self.interval.low * self.interval.high > 0 >= self.welch.low * self.welch.high
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -70,6 +77,10 @@ class Analysis:
     one."""
     deviation: float | None = None
     """The pooled standard deviation between seeds, or None if no degrees of freedom remain."""
+    freedom: int = 0
+    """The degrees of freedom of `deviation`."""
+    critical: float = math.nan
+    """The critical value of the simultaneous intervals of pooled rows, if there are any."""
 
 
 def failed_seeds(perplexities: Mapping[int, float], unigram: float | None) -> list[int]:
@@ -97,10 +108,12 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
             welch_interval(ours, theirs),
         )
     pooled = {row: x for row, x in scores.items() if x and row not in high_variance}
-    estimates, sigma = _compare_pooled(pooled, base, num_compared, confidence)
+    estimates, deviation, freedom, critical = _compare_pooled(
+        pooled, base, num_compared, confidence
+    )
     for row, (difference, interval, p) in estimates.items():
         comparisons[row] = replace(comparisons[row], difference=difference, interval=interval, p=p)
-    return Analysis(base, comparisons, high_variance, sigma)
+    return Analysis(base, comparisons, high_variance, deviation, freedom, critical)
 
 
 def _find_high_variance(scores: Scores) -> dict[str, float]:
@@ -122,20 +135,21 @@ def _find_high_variance(scores: Scores) -> dict[str, float]:
 
 def _compare_pooled(
     scores: Scores, base: str, num_compared: int, confidence: float
-) -> tuple[dict[str, tuple[float, Interval | None, float | None]], float | None]:
+) -> tuple[dict[str, tuple[float, Interval | None, float | None]], float | None, int, float]:
     """Model scores as row effect + seed effect + error; compare the rows with Dunnett's method.
 
     `scores` contains rows with one seed or similar standard deviations, perhaps without `base`.
     With probability `confidence`, the intervals of `num_compared` rows, some of which may be
     missing, contain the true differences. Return the estimate, interval, and p-value of each row
-    that shares seeds with the first row, directly or through others, and the pooled standard
-    deviation. Values that one seed or no degrees of freedom leave unknown are None or missing.
+    that shares seeds with the first row, directly or through others, the pooled standard deviation,
+    its degrees of freedom, and the critical value. Values that one seed or no degrees of freedom
+    leave unknown are None, NaN, or missing.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
     cells = [(row, seed) for row, by_seed in scores.items() for seed in by_seed]
     if base not in scores or not others:
-        return {}, None
+        return {}, None, 0, math.nan
     design = np.array(
         [[row == x for x in others] + [seed == x for x in seeds] for row, seed in cells], float
     )
@@ -152,7 +166,7 @@ def _compare_pooled(
     }
     repeated = [k for k in connected if num_seeds[k] > 1]
     if not freedom or not repeated:
-        return estimates, None
+        return estimates, None, freedom, math.nan
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]
     scale = np.sqrt(np.diag(covariance))
@@ -165,7 +179,7 @@ def _compare_pooled(
         statistic = abs(difference) / error if error else math.inf if difference else 0.0
         p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
         estimates[others[k]] = difference, interval, min(1.0, p)
-    return estimates, deviation
+    return estimates, deviation, freedom, critical
 
 
 def welch_interval(
@@ -204,24 +218,25 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 
 
 def sign_agreement(
-    differences: Sequence[tuple[float, float]], margin: float
-) -> tuple[int, int, float]:
+    differences: Sequence[tuple[float, float]], margin: float, *, lower_is_better: bool
+) -> tuple[int, int, int]:
     """Compare the signs of our differences from the first row with the signs of the paper's.
 
     Returns:
-        The number of equal signs, the number of rows whose difference in the paper exceeds the
-        margin, and the probability that random signs agree in at least as many of these rows.
+        The number of equal signs, and the number of rows that are worse than the first row in the
+        paper, both among the rows whose difference in the paper exceeds the margin, and the number
+        of these rows.
     """
-    agrees = [ours * paper > 0 for ours, paper in differences if abs(paper) > margin]
-    p = float(stats.binom.sf(sum(agrees) - 1, len(agrees), 0.5))
-    return sum(agrees), len(agrees), p
+    pairs = [(ours, paper) for ours, paper in differences if abs(paper) > margin]
+    agrees = sum(ours * paper > 0 for ours, paper in pairs)
+    return agrees, sum((paper > 0) == lower_is_better for _, paper in pairs), len(pairs)
 
 
 def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) -> int:
-    """Return how many seeds in each row are enough to show that two rows are equivalent.
+    """Return how many seeds in each row are necessary to show that two rows are equivalent.
 
-    With this number, the interval of a row without any observed difference is within `margin`, the
-    largest negligible difference. The pooled `deviation` between seeds must not be zero.
+    From this number on, the interval of a row without any observed difference is within `margin`,
+    the largest negligible difference. The pooled `deviation` between seeds must not be zero.
     """
     correlation = tuple(map(tuple, (0.5 + 0.5 * np.eye(num_compared)).tolist()))
 
@@ -268,7 +283,7 @@ def format_score(value: float, digits: int) -> str:
 
 
 def format_p(p: float) -> str:
-    """Format a p-value to three decimal places, the resolution of a 1,000-sample bootstrap."""
+    """Format a p-value to three decimal places, the resolution of a test with 1,000 samples."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

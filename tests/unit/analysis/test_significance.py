@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from example_configs import read_pairs
 
@@ -32,28 +33,27 @@ def test_a_comparison_equals_that_of_the_sacrebleu_command(tmp_path: Path) -> No
     files = {"reference": REFERENCES, "worse": worse.hypotheses, "better": better.hypotheses}
     for name, lines in files.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    command = "sacrebleu reference -i worse better -m bleu chrf -tok char --paired-bs -f text -w 4"
-    ended = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    # For each metric, sacreBLEU prints "score (mean ± interval)" with "(p = ...)" below it.
-    score_and_interval = re.findall(r"([\d.]+) \([\d.]+ ± ([\d.]+)\)", ended.stdout)
-    p_values = re.findall(r"\(p = ([\d.]+)\)", ended.stdout)
+
+    def run(test: str) -> str:
+        command = f"sacrebleu reference -i worse better -m bleu chrf -tok char {test} -f text -w 4"
+        return subprocess.run(
+            [sys.executable, "-m", *command.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
     bleu, chrf = compare(better, worse, "char")
-    assert score_and_interval == [
-        (f"{value:.4f}", f"{interval:.4f}")
-        for value, interval in (
-            (bleu.baseline, bleu.baseline_interval),
-            (chrf.baseline, chrf.baseline_interval),
-            (bleu.score, bleu.interval),
-            (chrf.score, chrf.interval),
-        )
-    ]
-    assert p_values == [f"{c.p:.4f}" for c in (bleu, chrf)]
+    values = [c.baseline for c in (bleu, chrf)] + [c.score for c in (bleu, chrf)]
+    # For each metric, sacreBLEU prints the score, with "(p = ...)" below it.
+    printed = run("--paired-ar --paired-ar-n 1000")
+    assert all(f" {value:.4f} " in printed for value in values)
+    assert re.findall(r"\(p = ([\d.]+)\)", printed) == [f"{c.p:.4f}" for c in (bleu, chrf)]
+    # With this test, the command prints no intervals, and its bootstrap has other samples.
+    intervals = re.findall(r"[\d.]+ \([\d.]+ ± ([\d.]+)\)", run("--paired-bs"))
+    ours = [c.baseline_interval for c in (bleu, chrf)] + [c.interval for c in (bleu, chrf)]
+    assert ours == pytest.approx([float(x) for x in intervals], rel=0.15)
     assert bleu.score > bleu.baseline
 
 
@@ -61,6 +61,21 @@ def test_only_a_large_enough_difference_is_significant() -> None:
     good, bad = with_errors(50), with_errors(3)
     assert all(c.p > 0.9 for c in compare(good, good, "char"))
     assert all(c.p < 0.01 for c in compare(good, bad, "char"))
+
+
+def test_p_values_are_two_sided() -> None:
+    rng = np.random.default_rng(0)
+    p_values = []
+    for _ in range(20):
+        errors = rng.random((2, len(REFERENCES))) < 0.3
+        ours, theirs = (
+            evaluation_of([r[3:] if bad else r for r, bad in zip(REFERENCES, row, strict=True)])
+            for row in errors
+        )
+        p_values.append(compare(ours, theirs, "char")[0].p)
+    # The p-values of equal systems are uniform. Those of sacreBLEU's bootstrap are at most 0.5.
+    assert max(p_values) > 0.7
+    assert 0.3 < np.mean(p_values) < 0.7
 
 
 @pytest.mark.slow

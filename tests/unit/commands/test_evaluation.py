@@ -61,7 +61,7 @@ def test_the_command_line_scores_text_in_files(
     output = capsys.readouterr().out
     assert output.startswith("dev set.en and dev set.de.gz, 40 sentences, step 8")
     assert "compound-split, as in the paper's script" in output
-    assert "paired bootstrap" in output
+    assert "approximate\nrandomization" in output
     [folder] = (copy / "evaluations").glob("on-*")
     assert folder.name.endswith("-step8-average1-beam1-alpha0.6-max-extra-length-8")
     scores = json.loads((folder / "scores.json").read_text())
@@ -144,7 +144,7 @@ def test_the_command_line_compares_two_runs(
     options += ["--baseline", path]
     assert main(["evaluate", path, *options, "--per-checkpoint"]) == 0
     captured = capsys.readouterr()
-    assert "paired" in captured.out
+    assert "randomization" in captured.out
     assert "mean of 2 checkpoints" in captured.out
     assert captured.err.index("encoding train ...") < captured.err.index("translating dev with run")
     assert main(["evaluate", path, *options, "--json"]) == 0
@@ -153,7 +153,7 @@ def test_the_command_line_compares_two_runs(
     assert str(run.folder.path.parent) not in json.dumps(baseline)
     assert [c["metric"] for c in baseline["scores"]] == ["BLEU", "chrF2"]
     assert baseline["scores"][0]["p"] == 1
-    assert f"bs:1000|seed:{baseline['seed']}" in baseline["scores"][0]["signature"]
+    assert f"ar:1000|seed:{baseline['seed']}" in baseline["scores"][0]["signature"]
     folder = (
         run.folder.path / "evaluations" / "dev-step8-average2-beam1-alpha0.6-max-extra-length-8"
     )

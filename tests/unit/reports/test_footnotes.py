@@ -101,13 +101,14 @@ def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path
     assert [x["change"] for x in table] == ["base", "d_ff 40", "d_ff 48"]
 
 
-def test_footnotes_compare_sign_agreement_with_chance_and_name_missing_runs(folder: Path) -> None:
+def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Path) -> None:
     text = (folder / "table.md").read_text()
     assert (
         "In this report (s), the difference in dev perplexity has the same sign as in the paper in "
-        "2 of 3 rows. Random signs would match in at least as many rows with probability 0.500, if "
-        "the rows were independent, but they share a baseline." in text
+        "2 of 3 rows. The paper itself reports that " in text
     )
+    assert " of these rows are worse than base." in text
+    assert "the critical value c of the simultaneous intervals are " in text
     assert "Spearman's rank correlation with the paper's differences in test perplexity is" in text
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text

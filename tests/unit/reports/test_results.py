@@ -103,18 +103,20 @@ def test_rows_that_differ_although_the_papers_rows_are_equal_are_refuted(
     assert results.verdict("worse", "perplexity") == "as in the paper"
 
 
-def test_sign_agreement_is_compared_with_chance(results: Results) -> None:
+def test_signs_are_compared_with_those_of_the_paper(results: Results) -> None:
     # In the paper, the difference for row "same" is 0, and the difference for row "other" has the
     # opposite sign of that in the sweep.
-    agreement = sign_agreement(results.differences("perplexity"), MARGINS["perplexity"])
-    assert agreement == (2, 3, 0.5)
+    differences, margin = results.differences("perplexity"), MARGINS["perplexity"]
+    same, _, rows = sign_agreement(differences, margin, lower_is_better=True)
+    assert (same, rows) == (2, 3)
 
 
 def test_p_values_are_those_of_sacrebleus_own_command(sweep: Sweep, results: Results) -> None:
     runs = [sweep.find(f"{row}/seed-1") for row in ("base", "worse")]
     files = [next(run.path.glob("evaluations/test-*/hypothesis.txt")) for run in runs]
     references = str(files[0].with_name("reference.txt"))
-    options = ("-m", "bleu", "--tokenize", "none", "--force", "--paired-bs", "-f", "text")
+    options = ("-m", "bleu", "--tokenize", "none", "--force", "--paired-ar", "-f", "text")
+    options += ("--paired-ar-n", "1000")
     sacrebleu = subprocess.run(
         [sys.executable, "-m", "sacrebleu", references, "-i", *map(str, files), *options],
         capture_output=True,

@@ -17,6 +17,7 @@ from transformer_jax.reports.seed_statistics import (
     Analysis,
     Correlation,
     Interval,
+    RowComparison,
     Verdict,
     analyze,
     describe_limits,
@@ -373,11 +374,35 @@ def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
     assert rank_correlation([]) is None
 
 
-def test_sign_agreement_is_compared_with_coins() -> None:
-    same, opposite, without_claim = (1.0, 2.0), (-1.0, 2.0), (1.0, 0.05)
-    agreement = sign_agreement([same] * 8 + [opposite] * 2 + [without_claim], margin=0.1)
-    assert agreement == (8, 10, pytest.approx((1 + 10 + 45) / 2**10))
-    assert sign_agreement([without_claim], margin=0.1) == (0, 0, 1.0)
+def test_equal_signs_are_counted_among_the_rows_for_which_the_paper_makes_a_claim() -> None:
+    pairs = [(1.0, 2.0), (3.0, 1.0), (-1.0, -2.0), (-1.0, 2.0), (1.0, 0.05)]
+    assert sign_agreement(pairs, margin=0.1, lower_is_better=True) == (3, 3, 4)
+    assert sign_agreement(pairs, margin=0.1, lower_is_better=False) == (3, 1, 4)
+    assert sign_agreement(pairs[-1:], margin=0.1, lower_is_better=True) == (0, 0, 0)
+
+
+def test_a_difference_is_unconfirmed_if_only_the_simultaneous_interval_excludes_zero() -> None:
+    # Base varies more than the other rows, so only Welch's interval is wide.
+    rng = np.random.default_rng(0)
+    scores = {"base": {0: 0.0, 1: 0.3, 2: -0.3}}
+    scores |= {f"row{row}": dict(enumerate(0.5 + rng.normal(0, 0.1, 3))) for row in range(8)}
+    analysis = analyze(scores)
+    assert all(x.is_unconfirmed for x in analysis.comparisons.values())
+    far = {row: {k: v + 9 * (row != "base") for k, v in x.items()} for row, x in scores.items()}
+    assert not any(x.is_unconfirmed for x in analyze(far).comparisons.values())
+    assert not RowComparison(1.0, Interval(0.5, 1.5), None).is_unconfirmed
+
+
+def test_the_width_of_an_interval_follows_from_the_reported_dispersion() -> None:
+    rng = np.random.default_rng(0)
+    scores = {row: dict(enumerate(rng.normal(size=4))) for row in ("base", "a", "b")}
+    analysis = analyze(scores)
+    assert analysis.freedom == 6
+    assert analysis.deviation is not None
+    interval = analysis.comparisons["a"].interval
+    assert interval is not None
+    half = analysis.critical * analysis.deviation * math.sqrt(2 / 4)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half)
 
 
 def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
