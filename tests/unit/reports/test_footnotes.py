@@ -43,7 +43,7 @@ def folder(sweep: Sweep) -> Path:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may modify. It has no test scores, so reports skip the bootstrap."""
+    """A sweep that tests may modify. It has no test scores, so reports do not test sentences."""
     return make_finished_sweep(tmp_path / "sweeps" / "s", rows=["base", "worse"], splits=["dev"])
 
 

@@ -405,7 +405,7 @@ def test_the_width_of_an_interval_follows_from_the_reported_dispersion() -> None
     assert (interval.high - interval.low) / 2 == pytest.approx(half)
 
 
-def test_p_values_end_at_the_resolution_of_the_bootstrap() -> None:
+def test_p_values_end_at_the_resolution_of_the_test() -> None:
     assert [format_p(p) for p in (1 / 1001, 2 / 1001, 0.0, 0.5)] == [
         *("< 0.001", "0.002", "< 0.001", "0.500")
     ]
