@@ -8,7 +8,7 @@ r"""Ideas published since 2017, one per row. The first row is the paper's base m
 The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
 three matrices, but about as many parameters as base. All rows use base's learning rate by default,
 so tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
-implements.
+implements. `winners` combines the ideas that were best in a small study.
 
 All rows except `base` and `checkpoint_average` differ from the paper.
 """
@@ -75,5 +75,11 @@ SWEEP = {
             **PRE_RMS,
         },
         train={"schedule": "cosine", "adam_beta2": 0.95, "clip_norm": 1.0, **DECAY},
+    ),
+    # The best norm, feed-forward network, positions, and optimizer among the rows above, according
+    # to the development set in docs/ablations.md.
+    "winners": BASE.change(
+        model={"layer_norm": "pre", "feed_forward": "swiglu", "positions": "rotary", **GATED},
+        train={"optimizer": "muon", "weight_decay": 0.1},
     ),
 }

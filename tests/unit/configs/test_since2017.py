@@ -16,11 +16,13 @@ ROWS = load_rows("since2017")
 COMPANIONS = {"d_ff", "feed_forward_bias", "weight_decay", "schedule", "keep_checkpoints"}
 
 
-def test_every_row_except_llama_changes_one_thing() -> None:
+def test_every_row_except_combinations_changes_one_thing() -> None:
     base = ROWS["base"].config
     changes = {n: {key for _, key in base.differences(row.config)} for n, row in ROWS.items()}
     assert changes.pop("base") == set()
     assert len(changes.pop("llama")) > 5
+    parts = ("pre_norm", "swiglu", "rotary", "muon")
+    assert changes.pop("winners") == set().union(*(changes[part] for part in parts))
     assert changes.pop("cosine") == changes.pop("warmup_stable_decay") == {"schedule"}
     assert changes.pop("no_biases") == {"norm", "feed_forward_bias"}
     assert all(len(fields - COMPANIONS) == 1 for fields in changes.values()), changes
@@ -34,7 +36,7 @@ def test_gated_rows_have_nearly_as_many_parameters_as_base() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["llama", "bpe_dropout", "moving_average"])
+@pytest.mark.parametrize("name", ["llama", "winners", "bpe_dropout", "moving_average"])
 def test_a_row_trains_at_small_scale(name: str, tmp_path: Path) -> None:
     rows = {key: ROWS[key] for key in ("base", name)}
     sections = dict.fromkeys(("data", "train"), SMALL)
