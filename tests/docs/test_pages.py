@@ -136,3 +136,9 @@ def test_the_page_about_runs_lists_the_fields_that_may_change_on_resume() -> Non
     [listed] = re.findall(r"and these `train` fields: (.*?)\. Changing", text, re.DOTALL)
     # The page describes the field `steps` above this list.
     assert {*re.findall(r"`(\w+)`", listed), "steps"} == marked(TrainConfig, ON_RESUME)
+
+
+def test_the_table_of_the_log_lists_every_entry_in_order() -> None:
+    text = (ROOT / "experiments/LOG.md").read_text("utf-8")
+    listed = re.findall(r"^\| \[(.+)\]\(#", text, re.MULTILINE)
+    assert listed == re.findall(r"^## (.+)$", text, re.MULTILINE)
