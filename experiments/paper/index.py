@@ -212,8 +212,8 @@ ITEMS = (
     ),
     Item(
         "Extrapolation",
-        "Sentences longer than those in training (section 3.5; see docs/positions.md)",
-        "integration/test_positions_study.py::test_the_rows_of_a_study_differ_in_positions_alone",
+        "Sentences longer than in training (section 3.5; docs/positions.md describes the scores)",
+        "integration/test_positions_study.py::test_the_scores_of_a_bucket_are_those_of_its_sentences",
         "transformer-jax sweep experiments/positions/short_numbers.py --rows learned --seeds 1",
         "transformer-jax sweep positions --data.max-length 32",
     ),

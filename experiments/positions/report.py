@@ -201,7 +201,7 @@ def _describe_control(study: Study) -> list[str]:
         for number in range(len(study.buckets)):
             ours, theirs = (_values(study, x, number, name) for x in (CONTROL, study.schemes[0]))
             interval = welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / len(study.buckets))
-            found += interval is not None and not interval.low <= 0 <= interval.high
+            found += interval is not None and interval.excludes_zero
         parts.append(f"{found} of {len(study.buckets)} ({LABELS[name].split(',')[0]})")
     return [
         f"{CONTROL} is a copy of {study.schemes[0]} with other seeds. By Welch's method with "
@@ -277,8 +277,8 @@ def _format_difference(study: Study, scheme: str, number: int, name: Score) -> s
     if comparison is None or comparison.difference is None or comparison.interval is None:
         return "-"
     low, high = comparison.interval
-    spec = "+.3f" if name == "perplexity" else "+.1f"
-    equivalent = max(-low, high) < MARGINS[name] if name in MARGINS else False
+    spec = "+z.3f" if name == "perplexity" else "+z.1f"
+    equivalent = name in MARGINS and comparison.interval.is_within(MARGINS[name])
     return f"{comparison.difference:{spec}} [{low:{spec}} {high:{spec}}]{' =' * equivalent}"
 
 
@@ -295,7 +295,7 @@ def _format_cell(study: Study, scheme: str, number: int, name: Score) -> str:
     mean = format_mean(values, digits)
     comparison = analyze_bucket(study, number, name).comparisons.get(scheme)
     interval = comparison.interval if comparison is not None else None
-    return f"{mean}\\*" if interval and not interval.low <= 0 <= interval.high else mean
+    return f"{mean}\\*" if interval and interval.excludes_zero else mean
 
 
 def footnotes(study: Study) -> Sequence[str]:
@@ -322,8 +322,9 @@ def footnotes(study: Study) -> Sequence[str]:
         if name in MARGINS
     )
     notes.append(
-        f"Differences from {study.schemes[0]} have simultaneous intervals for the same family. =: "
-        f"the interval is within the margin ({margins}), so the row is equivalent."
+        f"The intervals of the differences from {study.schemes[0]} belong to the same family. =: "
+        f"the whole interval is within the margin ({margins}), so the row is equivalent to "
+        f"{study.schemes[0]}."
     )
     if study.metric == "bleu":
         notes.append(

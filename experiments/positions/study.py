@@ -82,7 +82,8 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
             multiples of L / 2.
 
     Raises:
-        UsageError: no run is finished, or the runs were scored on different sentences.
+        UsageError: no run is finished, the runs were scored on different sentences, or no bucket
+            has enough sentences.
         StorageError: a run's evaluation cannot be read.
     """
     config = next(iter(sweep.rows.values())).config
@@ -106,6 +107,8 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     lengths = np.array([sentence.length for sentence in finished[0]])
     limit = config.data.max_length
     buckets, excluded = split_by_length(lengths, limit, edges)
+    if not buckets:
+        raise UsageError(f"no bucket has at least {MIN_SENTENCES} sentences: {'; '.join(excluded)}")
     metric: Score = "exact" if config.data.corpus == "number_words" else "bleu"
     references = [sentence.reference for sentence in finished[0]]
     tokenizer = choose_tokenizer(bleu_tokenizer(config.data), references)
@@ -175,11 +178,13 @@ def split_by_length(
     Returns: The buckets in order of length, and descriptions of the sentences that are not in any
         bucket.
     """
+    ends = sorted(edges) or [limit * end for end in ENDS]
+    sides = [(0.0, [end for end in ends if edges or end <= limit])]
+    if not edges:
+        sides.append((float(limit), [end for end in ends if end > limit]))
     buckets: list[Bucket] = []
     excluded: list[str] = []
-    ends = sorted(edges) or [limit * end for end in ENDS]
-    inside = [end for end in ends if edges or end <= limit]
-    for start, side_ends in ((0.0, inside), (float(limit), ends[len(inside) :])):
+    for start, side_ends in sides:
         above = start
         side: list[Bucket] = []
         for end in side_ends:
@@ -187,7 +192,7 @@ def split_by_length(
             if len(indices) >= MIN_SENTENCES:
                 side.append(Bucket(above, end, indices))
                 above = end
-        last = side_ends[-1] if side_ends else above
+        last = side_ends[-1]
         if above < last and side:
             merged_above = side.pop().above
             side.append(Bucket(merged_above, last, _find_between(lengths, merged_above, last)))

@@ -469,6 +469,8 @@ def test_unreadable_input_is_reported_in_one_line(
     code, line = report(sweep.path)
     assert code == UsageError.exit_code
     assert "no run" in line
+    with pytest.raises(UsageError, match=r"20 sentences: \(0, 1\]: 0 sentences, fewer than 20; "):
+        score_by_length(make_sweep(tmp_path / "few", NUMBER_WORDS), (1,))
     for path, edge in ((sweep.path, "0"), (tmp_path / "table.csv", "8")):
         code, line = report(path, "--edges", edge)
         assert code == UsageError.exit_code

@@ -55,13 +55,14 @@ def compare(evaluation: Evaluation, baseline: Evaluation, tokenizer: str) -> lis
     # Suppress the warning about tokenized text, which was already issued for each evaluation.
     chosen = choose_tokenizer(tokenizer, evaluation.references)
     metrics = dict(zip(("BLEU", "chrF2"), sacrebleu_metrics(chosen, warn=False), strict=True))
-    signatures, results = paired_test(systems, metrics, evaluation.references)
+    signatures, results = paired_test(systems, metrics, evaluation.references, SAMPLES)
+    texts = evaluation.hypotheses, baseline.hypotheses, evaluation.references
     return [
         MetricComparison(
             name,
             *_score_mean_interval(ours),
             *_score_mean_interval(theirs),
-            p_value(ours, theirs),
+            p_value(ours, theirs, count_different(metrics[name], *texts)),
             str(signatures[name]),
         )
         for name, (theirs, ours) in results.items()
@@ -72,13 +73,15 @@ def paired_test(
     systems: Sequence[tuple[str, Sequence[str]]],
     metrics: Mapping[str, Metric],
     references: Sequence[str],
+    resamples: int = -1,
 ) -> tuple[dict[str, Signature], dict[str, list[Result]]]:
     """Compare each named system with the first; return the signatures and results by metric.
 
     The test exchanges the translations of randomly chosen sentences (Riezler and Maxwell 2005), and
     its p-values are two-sided. Those of sacreBLEU's paired bootstrap are approximately one-sided.
+    `resamples` is the number of bootstrap samples for the intervals of the scores, or -1 for none.
     """
-    options = {"test_type": "ar", "n_samples": SAMPLES, "n_ar_confidence": SAMPLES, "n_jobs": 1}
+    options = {"test_type": "ar", "n_samples": SAMPLES, "n_ar_confidence": resamples, "n_jobs": 1}
     before = dict(os.environ)
     # sacreBLEU reads its seed only from the environment.
     os.environ["SACREBLEU_SEED"] = str(SEED)
@@ -92,10 +95,28 @@ def paired_test(
     return dict(signatures), {name: results[name] for name in metrics}
 
 
-def p_value(ours: Result, baseline: Result) -> float:
-    """Return the p-value of the difference between a system and the baseline."""
-    # For equal scores, sacreBLEU reports the smallest possible p-value instead of 1.
-    return 1.0 if ours.score == baseline.score else float(ours.p_value or 0)
+def count_different(
+    metric: Metric, ours: Sequence[str], theirs: Sequence[str], references: Sequence[str]
+) -> int:
+    """Return how many sentences have translations that the metric does not score equally."""
+
+    def scores(line: str, reference: str) -> dict[str, Any]:
+        return vars(metric.corpus_score([line], [[reference]]))
+
+    lines = zip(ours, theirs, references, strict=True)
+    return sum(x != y and scores(x, target) != scores(y, target) for x, y, target in lines)
+
+
+def p_value(ours: Result, baseline: Result, num_different: int) -> float:
+    """Return the p-value of the difference between a system and the baseline.
+
+    sacreBLEU counts only differences that exceed the observed one. With few different sentences,
+    many samples have exactly the observed difference: those that exchange all `num_different`
+    sentences or none of them. This function adds their probability.
+    """
+    if ours.score == baseline.score:
+        return 1.0
+    return min(1.0, float(ours.p_value or 0) + 2.0 ** (1 - num_different))
 
 
 def describe(

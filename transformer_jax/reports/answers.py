@@ -9,7 +9,7 @@ from transformer_jax.reports.seed_statistics import RowComparison, Verdict
 from transformer_jax.sweeps.plan import find_copied
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
-UNCONFIRMED = ", but not by Welch's interval"
+UNCONFIRMED = ", but Welch's interval includes 0"
 # Verbs that state how one row, or several rows, compare with the paper.
 WORDS: dict[Verdict, tuple[str, str]] = {
     "as in the paper": ("agrees", "agree"),
@@ -92,7 +92,8 @@ def answer(results: Results, name: str) -> str:
 def answer_factors(results: Results) -> dict[str, str]:
     """Return one sentence for each main effect, and one for all interactions, keyed by name.
 
-    The result is empty unless the rows are all combinations of the values of several fields.
+    The result is empty unless the rows are all combinations of the values of several fields and
+    all rows have the same seeds, at least two of them.
     """
     split = results.splits[-1]
     effects: dict[str, dict[PaperScore, RowComparison]] = {}
@@ -103,7 +104,7 @@ def answer_factors(results: Results) -> dict[str, str]:
             comparison = RowComparison(x.difference, x.interval, None)
             if x.kind == "main effect":
                 effects.setdefault(f"{x.name}, averaged", {})[score] = comparison
-            elif x.kind == "interaction" and x.interval.low * x.interval.high > 0:
+            elif x.kind == "interaction" and x.interval.excludes_zero:
                 found.append(f"{x.name} ({_describe(comparison, score)})")
         if contrasts:
             interactions.append(f"{label}: {', '.join(found) or 'none is significant'}")
@@ -128,8 +129,9 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
     if seeds is None:
         return ""
     return (
-        f"To show that a row has equal {LABELS[score]} on the {_name(split)} set, within "
-        f"{_margin(score)}, each row needs at least {seeds:,} seeds; {results.base.name} has "
+        f"To show that a row and {results.base.name} have equal {LABELS[score]} on the "
+        f"{_name(split)} set (within {_margin(score)}), each row needs at least {seeds:,} seeds; "
+        f"{results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )
 
@@ -185,7 +187,8 @@ def _judge(comparison: RowComparison, score: PaperScore) -> str:
         return "worse"
     if high < 0:
         return "better"
-    return "equal" if max(-low, high) < MARGINS[score] else "not clearly different"
+    is_equal = comparison.interval.is_within(MARGINS[score])
+    return "equal" if is_equal else "not clearly different"
 
 
 def _describe(comparison: RowComparison, score: PaperScore) -> str:

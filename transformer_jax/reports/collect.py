@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from transformer_jax.analysis.significance import p_value, paired_test
+from transformer_jax.analysis.significance import count_different, p_value, paired_test
 from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Row
 from transformer_jax.console import shell_command
@@ -244,7 +244,10 @@ def compare_test_bleu(
         signatures, results = paired_test(systems, {"BLEU": bleu}, references)
         signature = str(signatures["BLEU"])
         baseline, *others = results["BLEU"]
-        for (name, _), result in zip(systems[1:], others, strict=True):
-            difference = BleuDifference(result.score - baseline.score, p_value(result, baseline))
-            differences.setdefault(name, {})[seed] = difference
+        for (name, lines), result in zip(systems[1:], others, strict=True):
+            number = count_different(bleu, lines, systems[0][1], references)
+            p = p_value(result, baseline, number)
+            differences.setdefault(name, {})[seed] = BleuDifference(
+                result.score - baseline.score, p
+            )
     return differences, signature

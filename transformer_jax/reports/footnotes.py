@@ -231,8 +231,8 @@ def _describe_agreement(results: Results) -> list[str]:
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
-                    f"the paper in {same} of {rows} rows. The paper itself reports that {worse} of "
-                    f"these rows are worse than {results.base.name}."
+                    f"the paper in {same} of {rows} rows. In the paper, {worse} of these rows are "
+                    f"worse than {results.base.name}."
                 )
             if (ranks := rank_correlation(differences)) is not None:
                 notes.append(
@@ -245,8 +245,8 @@ def _describe_agreement(results: Results) -> list[str]:
 def _describe_dispersion(results: Results) -> list[str]:
     """Return a note with the values that determine the width of the simultaneous intervals."""
     found = [
-        f"{analysis.deviation:.3g}, {analysis.freedom}, and {analysis.critical:.2f} for {split} "
-        + ("BLEU" if score == "bleu" else "ln perplexity")
+        f"{analysis.deviation:.3g} in {split} {'BLEU' if score == 'bleu' else 'ln perplexity'} "
+        f"({analysis.freedom} degrees of freedom; c = {analysis.critical:.2f})"
         for split, analyses in results.analyses.items()
         for score, analysis in analyses.items()
         if analysis.deviation is not None
@@ -254,8 +254,8 @@ def _describe_dispersion(results: Results) -> list[str]:
     if not found:
         return []
     return [
-        "The pooled standard deviation between seeds, its degrees of freedom, and the critical "
-        f"value c of the simultaneous intervals are {'; '.join(found)}."
+        f"Pooled standard deviations between seeds: {', '.join(found)}. The critical values c are "
+        "those of the simultaneous intervals."
     ]
 
 

@@ -43,6 +43,15 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether all differences in the interval have the same sign."""
+        return self.low > 0 or self.high < 0
+
+    def is_within(self, margin: float) -> bool:
+        """Return whether the absolute values of all differences are below `margin`."""
+        return max(-self.low, self.high) < margin
+
 
 @dataclass(frozen=True)
 class RowComparison:
@@ -63,7 +72,7 @@ class RowComparison:
         """Whether `interval` excludes 0, but `welch` contains it."""
         if self.interval is None or self.welch is None:
             return False
-        return self.interval.low * self.interval.high > 0 >= self.welch.low * self.welch.high
+        return self.interval.excludes_zero and not self.welch.excludes_zero
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,14 @@ def test_p_values_are_two_sided() -> None:
     assert 0.3 < np.mean(p_values) < 0.7
 
 
+@pytest.mark.parametrize(("number", "p"), [(1, 1.0), (2, 0.5), (4, 0.125), (6, 0.03125)])
+def test_few_different_sentences_have_the_p_value_of_all_exchanges(number: int, p: float) -> None:
+    """If all of n different sentences are worse, 2 of the 2^n exchanges differ as much."""
+    worse = [r[3:] if i < number else r for i, r in enumerate(REFERENCES)]
+    comparisons = compare(evaluation_of(worse), evaluation_of(REFERENCES), "char")
+    assert [c.p for c in comparisons] == pytest.approx([p, p], abs=0.002)
+
+
 @pytest.mark.slow
 def test_a_comparison_is_repeatable_in_any_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     better, worse = with_errors(9), with_errors(7)

@@ -105,10 +105,10 @@ def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Pa
     text = (folder / "table.md").read_text()
     assert (
         "In this report (s), the difference in dev perplexity has the same sign as in the paper in "
-        "2 of 3 rows. The paper itself reports that " in text
+        "2 of 3 rows. In the paper, " in text
     )
     assert " of these rows are worse than base." in text
-    assert "the critical value c of the simultaneous intervals are " in text
+    assert "Pooled standard deviations between seeds: " in text
     assert "Spearman's rank correlation with the paper's differences in test perplexity is" in text
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text

@@ -47,7 +47,7 @@ def results(sweep: Sweep) -> Results:
 
 @pytest.fixture
 def dev_sweep(tmp_path: Path) -> Sweep:
-    """A sweep that tests may modify. Without test scores, reports skip the bootstrap."""
+    """A sweep that tests may modify. Without test scores, reports do not test sentences."""
     return make_finished_sweep(tmp_path / "s", rows=["base", "worse"], splits=["dev"])
 
 
