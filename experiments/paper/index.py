@@ -212,7 +212,7 @@ ITEMS = (
     ),
     Item(
         "Extrapolation",
-        "Sentences longer than in training (section 3.5; docs/positions.md describes the scores)",
+        "Sentences longer than in training (section 3.5; scores: docs/positions.md)",
         "integration/test_positions_study.py::test_the_scores_of_a_bucket_are_those_of_its_sentences",
         "transformer-jax sweep experiments/positions/short_numbers.py --rows learned --seeds 1",
         "transformer-jax sweep positions --data.max-length 32",
