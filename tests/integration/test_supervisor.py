@@ -1,5 +1,6 @@
 """Test that a supervisor reports a stuck or lost trainer with a one-line error and exit code 75."""
 
+import contextlib
 import os
 import pty
 import re
@@ -112,9 +113,14 @@ def test_the_cursor_is_visible_after_a_process_with_a_progress_bar_was_lost(prog
     ended = subprocess.run(
         command, stdin=slave, stdout=slave, stderr=slave, env=environment, check=False
     )
-    output = os.read(master, 1 << 16).decode()
-    os.close(master)
     os.close(slave)
+    # A read can return only a part of the output. After the last part, it raises an error.
+    parts: list[bytes] = []
+    with contextlib.suppress(OSError):
+        while part := os.read(master, 1 << 16):
+            parts.append(part)
+    os.close(master)
+    output = b"".join(parts).decode()
     assert ended.returncode == 75
     hide, show, erase_line = "\x1b[?25l", "\x1b[?25h", "\r\x1b[2K"
     assert hide in output.partition(show)[0]
