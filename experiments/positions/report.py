@@ -66,7 +66,7 @@ def draw_figure(study: Study) -> Figure:
     left.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     right.set_ylim(bottom=min(0.0, right.get_ylim()[0]))
     handles, labels = left.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside right center", title="positions")
+    drawing.legend(handles, labels, loc="outside right center", title="row")
     return drawing
 
 

@@ -2,7 +2,8 @@
 
 This module computes the scores from the files that `evaluate` saved. `read_scores` reads the scores
 from an earlier report's `table.csv` instead. L is the maximum length of a training sentence in
-tokens, including EOS (data.max_length). Each row in the sweep represents a position scheme.
+tokens, including EOS (data.max_length). Each row in the sweep represents a position scheme, or
+another model if the buckets end at given edges.
 """
 
 import csv

@@ -220,7 +220,7 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
     if abs(paper) > margin:
         is_confirmed, is_refuted = low > 0, high < margin
     else:
-        is_confirmed, is_refuted = max(-low, high) < margin, max(low, -high) > margin
+        is_confirmed, is_refuted = interval.is_within(margin), max(low, -high) > margin
         if not is_refuted and high - low >= 2 * margin:
             return "out of reach"
     return "as in the paper" if is_confirmed else "differs" if is_refuted else "inconclusive"
