@@ -14,7 +14,8 @@
 # - how to mask a head, and how to measure which heads matter;
 # - how to see what each layer predicts (a logit lens) and what each vector contains (a linear
 #   probe);
-# - how to force the beginning of a translation, and how to draw translations at random;
+# - how to force the beginning of a translation, how to test which of two translations is likelier,
+#   and how to draw translations at random;
 # - what attention weights do *not* show.
 #
 # The task is to translate written-out numbers from English to German. The task is small enough to
@@ -494,9 +495,9 @@ print(f"{len(fit)} sentences to fit, {len(test)} to test")
 # position. A powerful probe could also compute the answer itself. Therefore, our probe is linear,
 # and its accuracy on the embeddings serves as a control.
 #
-# ## Forced and random translations
+# ## Forced, contrastive, and random translations
 #
-# The last two tools do not read vectors inside the model. A *prefix* forces the beginning of a
+# The last three tools do not read vectors inside the model. A *prefix* forces the beginning of a
 # translation, and `run.score` returns the log-probability of each token in a given translation.
 
 # %%
@@ -510,6 +511,33 @@ for token, log_prob in zip(score.tokens, score.log_probs):
 # The prefix contains a wrong digit, "fünf" instead of "ein", and the model gives it a very low
 # probability. All later tokens have high probabilities again: the model neither corrects the digit
 # nor skips a word of the source.
+#
+# `run.score` also shows whether a model has learned one specific skill. A *contrastive pair*
+# consists of a correct translation and one with a single error, and the model should give the
+# correct one a higher probability (Sennrich, 2017). Here, the wrong translation has the digits of
+# the last two-digit number in the wrong order, such as "vierundsechzig" instead of
+# "sechsundvierzig". We leave out numbers for which this does not give another number of the same
+# form.
+
+
+# %%
+def swap_digits(number):
+    """Return the number with its last two digits in the opposite order."""
+    tens, ones = divmod(number % 100, 10)
+    return number - 10 * tens - ones + 10 * ones + tens
+
+
+chosen = [number for number in parts["test"] if 1 < number % 10 != number // 10 % 10]
+english = [num2words(number, lang="en") for number in chosen]
+correct = run.score(english, [num2words(number, lang="de") for number in chosen])
+swapped = run.score(english, [num2words(swap_digits(number), lang="de") for number in chosen])
+margins = np.array([a.log_prob - b.log_prob for a, b in zip(correct, swapped)])
+print(f"correct translation more likely: {np.mean(margins > 0):.0%} of {len(chosen)} pairs")
+print(f"smallest difference in log-probability: {margins.min():.1f}")
+
+# %% [markdown]
+# In the stored output, the model prefers the correct order in all pairs. Such pairs test one skill
+# only, so a model can pass this test and still fail another one.
 #
 # A `Sampling` draws translations at random. The sample with the *minimum Bayes risk* is the one
 # that is most similar to all samples of its sentence.

@@ -5,12 +5,14 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import ROOT, name
 
@@ -116,6 +118,27 @@ def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_probe_equals_least_squares_on_augmented_rows(tmp_path: Path) -> None:
+    # Ridge regression equals least squares with one more row, of sqrt(0.1), for each weight.
+    tree = ast.parse((FOLDER / "3_attention.py").read_text("utf-8"))
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    module = tmp_path / "probe.py"
+    module.write_text(f"import numpy as np\n\n{ast.unparse(functions['probe'])}\n", "utf-8")
+    probe = runpy.run_path(str(module))["probe"]
+
+    rng = np.random.default_rng(0)
+    labels, test_labels = rng.integers(9, size=(2, 400))
+    signal = np.stack([labels, test_labels])[..., None] == np.arange(9)
+    x, test_x = signal + rng.normal(size=(2, 400, 9)) / 2
+    few = slice(20)  # with few sentences, the penalty matters
+    design = np.vstack([np.column_stack([x[few], np.ones(20)]), 0.1**0.5 * np.eye(10)])
+    weights, *_ = np.linalg.lstsq(design, np.vstack([np.eye(9)[labels[few]], np.zeros((10, 9))]))
+    predictions = (np.column_stack([test_x, np.ones(400)]) @ weights).argmax(-1)
+    expected = np.mean(predictions == test_labels)
+    assert 0.2 < expected < 0.9
+    assert probe(x[few], labels[few], test_x, test_labels) == expected
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
