@@ -24,7 +24,12 @@ from transformer_jax.console import (
     stderr,
     stdout,
 )
-from transformer_jax.data.text_files import choose_compression, find_format, read_lines
+from transformer_jax.data.text_files import (
+    choose_compression,
+    find_format,
+    note_markup,
+    read_lines,
+)
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.files import check_available, write_bytes
 from transformer_jax.runs.run_folder import RunFolder
@@ -158,6 +163,7 @@ class Translate(EnsembleCommand):
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
+        note_markup("standard input", lines)
         if self.alignments is not None:
             run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.

@@ -168,8 +168,13 @@ def note_mistakes(names: Sequence[str], sides: Sequence[list[str]], label: str =
         same = f"in {num_same} of the first {len(heads[0])} lines"
         note(f"{label}{source} and {target} are the same {same}")
     for name, lines in zip(names, heads, strict=True):
-        if tag := next(filter(MARKUP.match, lines), ""):
-            note(f"{label}{name} contains markup, which is read as text: {tag.strip()[:40]!r}")
+        note_markup(f"{label}{name}", lines)
+
+
+def note_markup(name: str, lines: Sequence[str]) -> None:
+    """Issue a note if the first lines contain markup."""
+    if tag := next(filter(MARKUP.match, lines[:NUM_CHECKED_LINES]), ""):
+        note(f"{name} contains markup, which is read as text: {tag.strip()[:40]!r}")
 
 
 def data_folder(folder: str | None) -> Path:

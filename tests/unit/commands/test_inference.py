@@ -155,6 +155,15 @@ def test_the_command_line_draws_the_samples_that_python_draws(
     )
 
 
+def test_markup_in_the_input_is_noted(translate: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = translate(["one", '<seg id="1">two</seg>'])
+    assert (code, len(out.splitlines())) == (0, 2)
+    note = (
+        """note: standard input contains markup, which is read as text: '<seg id="1">two</seg>'"""
+    )
+    assert note in " ".join(err.split())
+
+
 def test_the_command_line_reads_prefixes_from_a_file(
     run: Run, lines: list[str], translate: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:

@@ -122,6 +122,8 @@ def test_the_command_prints_scores_as_a_table_or_as_json(
     for value, score in zip(objects, expected, strict=True):
         assert tuple(value["tokens"]) == score.tokens
         assert value["log_probs"] == floats(score.log_probs).tolist()
+    assert main(["score", str(run.folder.path), "--source", files[1], "--target", files[1]]) == 0
+    assert "source and source are the same in " in capfd.readouterr().err
     assert main(["score", str(run.folder.path)]) == 2
     assert "score needs two files: --source FILE --target FILE" in capfd.readouterr().err
 
