@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from example_configs import SMALL
 from run_files import collect, set_status, write_results
 from scipy import stats
 
-from transformer_jax.config import Config, Row
+from transformer_jax.config import Config, ModelConfig, Row
 from transformer_jax.reports.answers import answer_factors
 from transformer_jax.reports.factors import Contrast, analyze_factors, find_factors
 from transformer_jax.reports.report import write_report
+from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import plan_sweep
 
 HEADS, SIZES = (1, 2, 4), (4, 8)
@@ -165,16 +167,21 @@ def test_rows_with_different_seeds_are_not_analyzed() -> None:
         assert analyze_factors(incomplete, configs, factors) == []
 
 
-def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
+def collect_grid(path: Path, perplexity: Callable[[ModelConfig], float]) -> Results:
+    """Return the results of a grid of four rows with two seeds, which have little noise."""
     rows = {name: Row(config) for name, config in make_configs(heads=(1, 2)).items()}
-    sweep = plan_sweep(tmp_path / "s", rows, 2)
+    sweep = plan_sweep(path, rows, 2)
     sweep.store()
     rng = np.random.default_rng(0)
     for run in sweep.runs:
-        perplexity = 4.0 * run.config.model.num_heads * math.exp(0.001 * rng.normal())
-        write_results(run, perplexity, 10, splits=["dev"])
+        noise = math.exp(0.001 * rng.normal())
+        write_results(run, perplexity(run.config.model) * noise, 10, splits=["dev"])
         set_status(run, "done")
-    results = collect(sweep)
+    return collect(sweep)
+
+
+def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
+    results = collect_grid(tmp_path / "s", lambda model: 4.0 * model.num_heads)
     folder = write_report(results)
     text = (folder / "table.md").read_text()
     assert "Effects of fields on ln perplexity on the development set" in text
@@ -189,16 +196,9 @@ def test_a_report_on_a_grid_contains_the_effects(tmp_path: Path) -> None:
 
 
 def test_a_report_on_a_grid_answers_for_each_field_before_each_row(tmp_path: Path) -> None:
-    rows = {name: Row(config) for name, config in make_configs(heads=(1, 2)).items()}
-    sweep = plan_sweep(tmp_path / "s", rows, 2)
-    sweep.store()
-    rng = np.random.default_rng(0)
-    for run in sweep.runs:
-        # The effect of two heads is a factor of 2 with the small d_k, and of 3 with the large one.
-        factor = 1 if run.config.model.num_heads == 1 else 2 if run.config.model.d_k == 4 else 3
-        write_results(run, 4 * factor * math.exp(0.001 * rng.normal()), 10, splits=["dev"])
-        set_status(run, "done")
-    results = collect(sweep)
+    # The effect of two heads is a factor of 2 with the small d_k, and of 3 with the large one.
+    perplexity = {(1, 4): 4.0, (1, 8): 4.0, (2, 4): 8.0, (2, 8): 12.0}
+    results = collect_grid(tmp_path / "s", lambda model: perplexity[model.num_heads, model.d_k])
     answers = answer_factors(results)
     assert list(answers) == ["d_k 8 - 4, averaged", "num_heads 2 - 1, averaged", "interactions"]
     # sqrt(6) is 2.449, and sqrt(3 / 2) is 1.225.
