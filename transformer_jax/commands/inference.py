@@ -28,6 +28,7 @@ from transformer_jax.data.text_files import (
     choose_compression,
     find_format,
     note_markup,
+    note_mistakes,
     read_lines,
 )
 from transformer_jax.errors import DataError, UsageError
@@ -163,13 +164,13 @@ class Translate(EnsembleCommand):
         if sys.stdin.isatty():
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
-        note_markup("standard input", lines)
         if self.alignments is not None:
             run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.
         count = next((n for n in (self.mbr, self.n_best) if n is not None), 1)
         options: dict[str, Any] = {"num_best": count, "truncate": self.truncate}
         translator.check(lines, prefixes=prefixes, **options)
+        note_markup("standard input", lines)
         num_short, alignments = 0, list[str]()
         for start in range(0, len(lines), CHUNK_LINES):
             chunk = lines[start : start + CHUNK_LINES]
@@ -242,7 +243,9 @@ class Score(CheckpointCommand):
         from transformer_jax.evaluation.evaluate import read_lines
 
         with progress_bar():
-            scores = run.score(*read_lines((self.source, self.target)))
+            sides = read_lines((self.source, self.target))
+            scores = run.score(*sides)
+        note_mistakes([self.source.name, self.target.name], sides)
         for number, score in enumerate(scores, start=1):
             line = f"{number}\t{score.log_prob:.4f}\t{len(score.tokens)}"
             if self.json:

@@ -100,14 +100,7 @@ def read_lines(files: Files) -> tuple[list[str], list[str]]:
     source, target = (str(path.absolute()) for path in files)
     corpus = TextFiles(dict.fromkeys(SPLITS, (source, target)), folder=None)
     pairs = list(corpus.read("test"))
-    sides = [source for source, _ in pairs], [target for _, target in pairs]
-    note_mistakes(_names(files), sides)
-    return sides
-
-
-def _names(files: Files) -> list[str]:
-    """Return the names of the files, without bytes that are not valid UTF-8."""
-    return [path.name.encode(errors="backslashreplace").decode() for path in files]
+    return [source for source, _ in pairs], [target for _, target in pairs]
 
 
 def read_files(run: Run, files: Files) -> EvaluationText:
@@ -119,7 +112,8 @@ def read_files(run: Run, files: Files) -> EvaluationText:
     ]
     check_lengths([path.name for path in files], encoded, run.config.model.max_lengths)
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
-    names = _names(files)
+    names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    note_mistakes(names, (sources, references))
     name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
     batches = scoring_batches(*encoded)
     return EvaluationText(name, title, sources, references, batches)
