@@ -331,7 +331,7 @@ def footnotes(study: Study) -> Sequence[str]:
             f"BLEU is computed separately for each bucket ({study.bleu_signature}). Different "
             "buckets contain different sentences, so compare rows rather than columns."
         )
-    return [*notes, *(f"Missing: {description}" for description in study.missing)]
+    return [*notes, *study.missing]
 
 
 def to_csv(study: Study) -> str:

@@ -19,6 +19,7 @@ from experiments.sentences import Sentence, read_sentences
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics, score
+from transformer_jax.reports.footnotes import describe_missing
 from transformer_jax.sweeps.plan import Sweep
 from transformer_jax.sweeps.status import read_status
 
@@ -66,7 +67,7 @@ class Study:
     curves: Mapping[str, Curve]
     """The score curve of each scheme that has a finished run."""
     missing: Sequence[str]
-    """The runs and sentences that were not scored, with the reasons."""
+    """Notes on the runs and sentences that were not scored, with the reasons."""
 
     @property
     def reaches_limit(self) -> bool:
@@ -88,7 +89,7 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
         StorageError: a run's evaluation cannot be read.
     """
     config = next(iter(sweep.rows.values())).config
-    missing: list[str] = []
+    missing: list[tuple[str, str]] = []
     runs_by_scheme: dict[str, list[list[Sentence]]] = {name: [] for name in sweep.rows}
     seeds: dict[str, list[int]] = {name: [] for name in sweep.rows}
     for run in sweep.runs:
@@ -99,7 +100,7 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
             runs_by_scheme[run.row].append(sentences)
             seeds[run.row].append(run.seed)
         else:
-            missing.append(f"{run.name}: {status.summary}")
+            missing.append((run.name, status.why_missing))
     finished = [sentences for runs in runs_by_scheme.values() for sentences in runs]
     if not finished:
         raise UsageError(f"no run in {sweep.path} has finished, so there is nothing to compare")
@@ -125,8 +126,8 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     }
     reference = [finished[0][0].reference]
     signature = score(reference, reference, tokenizer=tokenizer).bleu_signature
-    missing += excluded
-    return Study(list(sweep.rows), seeds, limit, buckets, metric, signature, curves, missing)
+    notes = [*describe_missing(missing), *(f"Missing: {text}" for text in excluded)]
+    return Study(list(sweep.rows), seeds, limit, buckets, metric, signature, curves, notes)
 
 
 def read_scores(path: Path) -> Study:

@@ -172,7 +172,7 @@ def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
 def test_buckets_end_at_the_given_edges(sweep: Sweep) -> None:
     study = score_by_length(sweep, (16, 4))
     assert [bucket.name for bucket in study.buckets] == ["(0, 4]", "(4, 16]"]
-    assert study.missing[-1].startswith("longer than 16: ")
+    assert study.missing[-1].startswith("Missing: longer than 16: ")
     assert main([str(sweep.path), "--edges", "4", "7"]) == 0
     folder = sweep.path / "by-length"
     assert "L = 8" not in (folder / "by-length.svg").read_text()
@@ -418,10 +418,13 @@ def test_a_scheme_without_a_finished_run_has_no_scores(sweep: Sweep) -> None:
     for run in sweep.runs:
         if run.row == "none":
             run.status_file.unlink()
+            if run.seed == 1:
+                run.config_file.unlink()
     assert main([str(sweep.path)]) == 0
     text = (sweep.path / "extrapolation" / "table.md").read_text()
     assert re.search(r"\| none( \| -)+ \|", text)
     assert "Missing: none/seed-0: queued" in text
+    assert "Missing: none/seed-1: not planned" in text
 
 
 def test_the_table_says_how_the_runs_were_trained(sweep: Sweep) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
 from transformer_jax.config import DataConfig, TrainConfig
@@ -35,7 +35,7 @@ def list_footnotes(results: Results) -> list[str]:
         *_describe_agreement(results),
         *_list_reaches(results),
         *_list_caveats(results),
-        *_list_missing(results),
+        *describe_missing(x for row in results.rows.values() for x in row.missing.items()),
         *list_origins(results.sweep, results.statuses, results.command),
     ]
 
@@ -136,11 +136,15 @@ def to_markdown_list(notes: Collection[str]) -> str:
     return "\n".join(f"- {escape_markdown(note)}" for note in notes)
 
 
-def _list_missing(results: Results) -> list[str]:
+def describe_missing(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a description of the runs without scores for each reason.
+
+    Args:
+        reasons: pairs of a run's name and the reason why it has no scores.
+    """
     names = defaultdict[str, list[str]](list)
-    for row in results.rows.values():
-        for name, reason in row.missing.items():
-            names[reason].append(name)
+    for name, reason in reasons:
+        names[reason].append(name)
     return [f"Missing: {', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 

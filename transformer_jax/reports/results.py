@@ -82,7 +82,7 @@ class RowResult:
     def missing(self) -> dict[str, str]:
         """The reasons why some runs have no scores, keyed by run name."""
         return {
-            s.run.name: _explain_missing(s)
+            s.run.name: s.why_missing
             for s in self.statuses
             if s.status != "done" or "dev" not in s.scores
         }
@@ -215,11 +215,3 @@ def config_as_trained(statuses: Sequence[RunStatus]) -> Config:
         with contextlib.suppress(KeyError, TypeError, ConfigError):
             return Config.from_dict(read_json_if_valid(status.run.path / "run.json")["config"])
     return statuses[0].run.config
-
-
-def _explain_missing(status: RunStatus) -> str:
-    if status.status == "done":
-        return "has no scores"
-    # A sweep that was extended can have more seeds for some rows than for others.
-    is_planned = status.status != "queued" or status.run.config_file.exists()
-    return status.summary if is_planned else "not planned"

@@ -92,6 +92,15 @@ class RunStatus:
             return f"done{dev}{bleu}"
         return f"{self.status}: {self.note}" if self.note else self.status
 
+    @property
+    def why_missing(self) -> str:
+        """The reason why the run has no scores."""
+        if self.status == "done":
+            return "has no scores"
+        # A sweep that was extended can have more seeds for some rows than for others.
+        is_planned = self.status != "queued" or self.run.config_file.exists()
+        return self.summary if is_planned else "not planned"
+
 
 def current_job() -> str:
     """Return the ID of this process's job, or "". `squeue` prints the IDs of Slurm jobs."""
