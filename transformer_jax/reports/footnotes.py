@@ -137,10 +137,10 @@ def to_markdown_list(notes: Collection[str]) -> str:
 
 
 def describe_missing(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a description of the runs without scores for each reason.
+    """Return one note for each reason, which lists the runs that have no scores for this reason.
 
     Args:
-        reasons: pairs of a run's name and the reason why it has no scores.
+        reasons: the name of each run without scores, and the reason.
     """
     names = defaultdict[str, list[str]](list)
     for name, reason in reasons:

@@ -94,7 +94,7 @@ class RunStatus:
 
     @property
     def why_missing(self) -> str:
-        """The reason why the run has no scores."""
+        """An explanation of why the run has no scores."""
         if self.status == "done":
             return "has no scores"
         # A sweep that was extended can have more seeds for some rows than for others.
