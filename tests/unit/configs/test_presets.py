@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pages import ROOT
 
-from transformer_jax.config.loading import load_config, load_rows
+from transformer_jax.config.loading import load_config, load_row, load_rows
+from transformer_jax.sweeps.tuning import plan_tuning
 from transformer_jax.training.schedule import learning_rate_schedule
 
 PRESETS = load_rows("presets")
@@ -81,3 +82,13 @@ def test_the_command_of_a_study_trains_a_negative_control(study: str) -> None:
     tree = ast.parse((ROOT / "configs" / f"{study}.py").read_text("utf-8"))
     command = (ast.get_docstring(tree) or "").partition(" sweep ")[2].partition("\n\n")[0]
     assert "--control" in command.partition("transformer-jax")[0].split()
+
+
+def test_each_row_of_the_recurrence_sweep_can_have_its_own_learning_rate() -> None:
+    rows = load_rows("recurrence")
+    rates = [0.0015, 0.003, 0.006]
+    assert {row.config.train.peak_learning_rate for row in rows.values()} == {rates[1]}
+    assert plan_tuning(rows, "train.peak_learning_rate", rates).values == tuple(rates)
+    base = load_row("table3_multi30k:base").config
+    peak = base.train.learning_rate_scale / (base.model.d_model * base.train.warmup_steps) ** 0.5
+    assert peak == pytest.approx(rates[1])
