@@ -378,6 +378,26 @@ def test_a_dry_run_counts_only_the_training_that_is_left(
     assert "of training for the remaining 4.5 of 6 runs" in capsys.readouterr().out
 
 
+def test_a_dry_run_refuses_what_the_folder_of_another_sweep_would_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(CONFIG))
+    monkeypatch.chdir(tmp_path)
+    plan_sweep(tmp_path / "old", load_rows("mine.py"), 1).store()
+    command = ["sweep", "mine.py", "--out", "old", "--dry-run"]
+    assert main([*command, "--seeds", "2"]) == 0
+    for options, message in (
+        (["--tune", "train.learning_rate_scale", "0.5", "1"], "the sweep in old tunes nothing"),
+        (["--train.steps", "7"], "train.steps"),
+    ):
+        capsys.readouterr()
+        assert main([*command, *options]) == 2
+        assert message in (err := capsys.readouterr().err)
+        assert "--out FOLDER" in err
+        assert main([*command[:-1], *options]) == 2
+        assert capsys.readouterr().err == err
+
+
 @pytest.fixture
 def _folder_with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change to a temporary working directory that contains the config file mine.py."""

@@ -119,7 +119,7 @@ class Sweep(ConfigCommand):
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.versions import source_commit
-        from transformer_jax.sweeps.plan import Origin, Sweep, choose_folder, is_free, plan_sweep
+        from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep
 
         if self.target is not None and not self.dry_run:
             raise UsageError("--target needs --dry-run, because it compiles but does not train")
@@ -146,14 +146,14 @@ class Sweep(ConfigCommand):
         url = find_url(folder)
         if is_slurm and url is not None:
             raise UsageError(f"--launcher slurm needs a folder on a shared disk, not {url}")
-        if self.dry_run and url is None and not is_free(folder):
-            Sweep.open(folder)  # Raises an error if the folder is not a sweep.
         if not (is_slurm or is_local or url):
             raise UsageError(
                 f"--launcher {self.launcher} needs a bucket that all machines can access, such as "
                 f"--out gs://BUCKET/{folder.name}, not the local folder {folder}"
             )
         sweep = plan_sweep(folder, rows, self.seeds, only=self.rows or None, tuning=tuning)
+        if self.dry_run and url is None:
+            sweep.open_stored()  # Raises the errors that storing the sweep would raise.
         if folder not in (self.out, default):
             stderr.print(
                 f"{default} contains a sweep with different configs; this one is in {folder}"

@@ -157,21 +157,32 @@ class Sweep:
             with lock_folder(self.path if self.path.is_dir() else self.path.parent, waits=True):
                 self._merge()
 
+    def open_stored(self) -> "Sweep | None":
+        """Return the sweep in this sweep's folder, or None if the folder is free.
+
+        Raises:
+            UsageError: the folder is not a sweep, or its sweep has another tuning or other configs.
+        """
+        if is_free(self.path):
+            return None
+        stored = Sweep.open(self.path)
+        if _without_choices(stored.tuning) != _without_choices(self.tuning):
+            raise UsageError(
+                f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this one "
+                f"{_describe_tuning(self.tuning)}: choose another folder (",
+                Setting("out", "FOLDER"),
+                ")",
+            )
+        for name in stored.rows.keys() & self.rows.keys():
+            _check_unchanged(self.path, name, stored.rows[name].config, self.rows[name].config)
+        return stored
+
     def _merge(self) -> None:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
-        if not is_free(self.path):
-            stored = Sweep.open(self.path)
-            if _without_choices(stored.tuning) != _without_choices(tuning):
-                raise UsageError(
-                    f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this "
-                    f"one {_describe_tuning(tuning)}: choose another folder (",
-                    Setting("out", "FOLDER"),
-                    ")",
-                )
+        stored = self.open_stored()
+        if stored is not None:
             if tuning is not None and stored.tuning is not None:
                 tuning = replace(tuning, chosen={**stored.tuning.chosen, **tuning.chosen})
-            for name in stored.rows.keys() & rows.keys():
-                _check_unchanged(self.path, name, stored.rows[name].config, rows[name].config)
             rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
             origins = dict.fromkeys([*stored.origins, *origins])
         plan = {
