@@ -2,8 +2,8 @@
 
     transformer-jax train configs/multi30k_fr.py --data.folder FOLDER
 
-FOLDER contains the same folder, multi30k/tok/, as for configs/multi30k.py. No model has been trained
-with this config yet, so its quality is not known.
+FOLDER is the same as for configs/multi30k.py. No model has been trained with this config yet, so
+its quality is not known.
 
 Differs from the paper in the same ways as configs/multi30k.py. The number of tokens is an upper
 limit: if the text yields fewer, the vocabulary is smaller.

@@ -2,7 +2,7 @@
 
     transformer-jax sweep configs/multi30k_published.py --seeds 3 --data.folder FOLDER
 
-Training ends after 8,000 updates at the latest. It ends earlier if the loss on the development set,
+Training ends after 8,000 steps at the latest. It ends earlier if the loss on the development set,
 which includes label smoothing, does not improve for 10 epochs. In configs/multi30k.py, which also
 describes FOLDER, training ends if the perplexity does not improve for 10 epochs.
 

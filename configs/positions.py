@@ -1,10 +1,10 @@
-"""Row (E) of Table 3, and positional encodings from earlier and later work.
+"""Row (E) of Table 3, and position schemes from earlier and later work.
 
     transformer-jax params configs/positions.py
     transformer-jax train configs/positions.py:E
 
 In the paper, learned positions give "nearly identical results" to sinusoids. The paper does not
-evaluate the other encodings in this sweep.
+evaluate the other schemes in this sweep.
 """
 
 from configs.base import CONFIG as BASE

@@ -15,9 +15,9 @@ The decoder in the `additive` and `general` rows uses input feeding and follows 
 These two rows are named after their attention scores. The `conv` row is ConvS2S (Gehring et al.
 2017).
 
-Differs from the paper in the same ways as configs/table3_multi30k.py. For the recurrent models, the
-norm of the per-token gradient is clipped at 5, which is a higher limit than in Sutskever et al. and
-Luong et al.
+Differs from the paper in the architectures, and in the same ways as configs/table3_multi30k.py. For
+the recurrent models, the norm of the per-token gradient is clipped at 5, which is a higher limit
+than in Sutskever et al. and Luong et al.
 """
 
 from configs.table3_multi30k import BASE

@@ -5,8 +5,8 @@
 The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be the path to the folder
 that contains multi30k/tok/. Compared with the paper's base model, d_model, d_k, and d_v are a
 quarter as large, d_ff is an eighth as large, and each stack has a third as many layers. Training
-makes seven passes over the text. The peak learning rate is the best one from the sweep in
-configs/learning_rate.py.
+makes about six passes over the text. The published runs used --data.max-batch-shapes 12 and made
+seven passes. The peak learning rate is the best one from the sweep in configs/learning_rate.py.
 
 Differs from the paper in the model size, the text, the batch size, the number of steps, and the
 learning rate. The search settings match Table 3: a beam size of 4, a length penalty with an alpha

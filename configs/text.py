@@ -10,7 +10,8 @@ model on millions of pairs, which takes hours on a GPU. docs/your-own-data.md de
 expect.
 
 Differs from the paper: training stops early when the perplexity on the development set no longer
-improves, and the laptop rows, except for `300`, clip gradients.
+improves. The laptop rows use smaller models, more dropout, and different learning rates. Except for
+`300`, they also clip gradients.
 """
 
 from transformer_jax.config import Config

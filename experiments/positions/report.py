@@ -305,7 +305,8 @@ def footnotes(study: Study) -> Sequence[str]:
     limits = ", except for rows that a note below names" if exceptions else ""
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
-        "The length of a sentence pair is the length of its source or target, whichever is longer.",
+        "The length of a sentence pair is the length of its source or target, whichever is longer. "
+        "The buckets contain the sentences of the development and test sets.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "

@@ -433,6 +433,7 @@ def test_the_table_says_how_the_runs_were_trained(sweep: Sweep) -> None:
     assert main([str(sweep.path)]) == 0
     text = (sweep.path / "extrapolation" / "table.md").read_text()
     notes = text.split("\n\n")[-1].splitlines()
+    assert notes[0].endswith("The buckets contain the sentences of the development and test sets.")
     corpus, budget, search, analysis, trained, reported = notes[-6:]
     assert corpus.startswith("- Corpus: number words, 20,000 pairs, with 64 tokens")
     assert budget.startswith("- Budget: 8 steps of about 512 tokens each")
