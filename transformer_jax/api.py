@@ -83,6 +83,8 @@ def train(
         UsageError: the folder already exists, or contains a run with a different config.
         DataError: the text cannot be used.
         DivergedError: the loss is not finite.
+        OutOfMemoryError: the device does not have enough memory.
+        BackendError: JAX cannot start.
         RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.
         StorageError: the folder cannot be read or written.
     """
@@ -199,6 +201,8 @@ def sweep(
 
     Raises:
         UsageError: the folder contains a sweep with different configs, or an argument is invalid.
+        DataError: the text cannot be used.
+        StorageError: a folder cannot be read or written, or a dataset cannot be downloaded.
         RunInterrupted: a signal ended the sweep. All runs are saved.
         SweepFailedError: a run failed.
     """
@@ -225,8 +229,9 @@ def read_rows(configs: Configs) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for spec in [configs] if isinstance(configs, str) else configs:
         for name, row in load_rows(spec).items():
-            if rows.setdefault(name or run_name(spec), row) != row:
-                raise UsageError(f"{spec} and an earlier file define row {name!r} differently")
+            key = name or run_name(spec)
+            if rows.setdefault(key, row) != row:
+                raise UsageError(f"{spec} and an earlier file define row {key!r} differently")
     return rows
 
 
@@ -240,7 +245,11 @@ def launch_sweep(
     step_timeout: float = 60.0,
     quiet: bool = False,
 ) -> list[RunStatus]:
-    """Store a planned sweep, and then run its trials and runs; return the status of every run."""
+    """Store a planned sweep, and then run its trials and runs; return the status of every run.
+
+    A run that sends no heartbeat for `step_timeout` seconds is stopped. The timeout is longer if
+    the run's steps are slow. The other arguments are those of `sweep`.
+    """
     check_importable(planned)
     if group is not None and group < 1:
         raise UsageError(f"group must be positive, got {group}")
@@ -366,6 +375,7 @@ def report(
     Raises:
         UsageError: no run has finished, the runs cannot be compared, `out` is missing for runs, or
             `baseline` is not a row.
+        StorageError: a sweep or a run cannot be read.
     """
     options = [
         x for k, v in {"split": split, "baseline": baseline}.items() if v for x in (f"--{k}", v)

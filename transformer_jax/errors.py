@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -32,9 +32,11 @@ class Setting:
 
     name: str
     value: object
+    argument: str = ""
+    """The argument's name in Python, if it is not the name of the option."""
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value!r}"
+        return f"{self.argument or self.name}={self.value!r}"
 
 
 class TransformerJaxError(Exception):
@@ -54,7 +56,7 @@ class TransformerJaxError(Exception):
 def _show_part(part: str | Setting) -> str | Setting:
     if isinstance(part, str):
         return show_paths(part)
-    return Setting(part.name, show_paths(part.value) if isinstance(part.value, str) else part.value)
+    return replace(part, value=show_paths(part.value)) if isinstance(part.value, str) else part
 
 
 class UsageError(TransformerJaxError):

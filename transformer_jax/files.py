@@ -316,7 +316,9 @@ def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> 
     named = path if path.name not in ("", "..") else path.resolve()
     other = find_free_path(named, is_folder=True)
     advice = "choose another folder" if advise is None else advise(path)
-    raise UsageError(f"{path} already exists: {advice} with `", Setting("out", str(other)), "`")
+    raise UsageError(
+        f"{path} already exists: {advice} with `", Setting("out", str(other), "path"), "`"
+    )
 
 
 def find_free_path(

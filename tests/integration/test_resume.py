@@ -109,3 +109,6 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     assert (
         "no file moved/train.en; if the text has moved, resume the run with --data.folder" in line
     )
+    for split in ("dev", None):
+        with pytest.raises(DataError, match=r"resume the run with data\.folder="):
+            transformer_jax.load("run").evaluate(split)

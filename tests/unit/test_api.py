@@ -18,6 +18,7 @@ from transformer_jax.files import read_json, write_json
 from transformer_jax.inference.translate import check_text
 from transformer_jax.progress import Note
 from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.sweeps.plan import plan_sweep
 
 CONFIG = SMALL.change(train={"steps": 4, "checkpoint_every": 2})
 
@@ -125,6 +126,31 @@ def test_rows_can_be_configs_or_files() -> None:
     assert list(read_rows("heads")) == list(tj.load_rows("heads"))
     with pytest.raises(tj.UsageError, match="define row"):
         read_rows(["table3", "table3_multi30k"])
+
+
+def test_two_files_with_the_same_name_are_named_in_the_error(tmp_path: Path) -> None:
+    for folder, d_k in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        text = (
+            f"from transformer_jax import Config\nCONFIG = Config().change(model={{'d_k': {d_k}}})"
+        )
+        (tmp_path / folder / "mine.py").write_text(text)
+    with pytest.raises(tj.UsageError, match=r"define row 'mine' differently"):
+        read_rows([str(tmp_path / folder / "mine.py") for folder in ("a", "b")])
+
+
+def test_an_error_names_the_argument_of_the_function(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(tj.UsageError, match=r"already exists: .* `path='.*-2'`"):
+        tj.train(CONFIG, tmp_path)
+    plan_sweep(tmp_path / "old", {"a": tj.Row(CONFIG)}, 1).store()
+    with pytest.raises(tj.UsageError, match=r"choose another folder \(path='FOLDER'\)"):
+        tj.sweep({"a": CONFIG.change(model={"d_k": 2})}, tmp_path / "old")
+
+
+def test_a_field_without_a_section_does_not_exist() -> None:
+    with pytest.raises(tj.ConfigError, match="d_k"):
+        CONFIG.with_fields({"d_k": 8})
 
 
 def test_a_config_prints_its_differences_from_base_and_its_code() -> None:

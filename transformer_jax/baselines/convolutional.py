@@ -40,7 +40,7 @@ def windows(x: Float[Array, "B T D"], width: int, *, before: int) -> Float[Array
 
 
 class GatedConvolution(nn.Module):
-    """A convolution that returns A and B, and the gated linear unit A * sigmoid(B)."""
+    """A convolution that computes A and B, and the gated linear unit A * sigmoid(B)."""
 
     config: ModelConfig
 

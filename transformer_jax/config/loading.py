@@ -31,7 +31,15 @@ def shipped_configs() -> Path:
 
 @checked
 def load_config(spec: str) -> Config:
-    """Return the config that `spec` specifies. See `load_row`."""
+    """Return the config that `spec` specifies.
+
+    `spec` is the name of a shipped config or the path of a file. A Python file is executed. A JSON
+    file contains a config, as a run's run.json does. "FILE:ROW" selects a row in a sweep.
+
+    Raises:
+        ConfigError: the file or the row does not exist, the file is invalid, or it has several rows
+            and none is selected.
+    """
     return load_row(spec).config
 
 
@@ -49,7 +57,11 @@ def load_row(spec: str) -> Row:
 
 @checked
 def load_rows(spec: str) -> dict[str, Row]:
-    """Return the rows of FILE, or only FILE:ROW, by name. The name of a single experiment is ""."""
+    """Return the rows of FILE, or only FILE:ROW, by name. The name of a single experiment is "".
+
+    Raises:
+        ConfigError: the file or the row does not exist, or the file is invalid.
+    """
     path, only = split_spec(spec)
     if path.endswith(".json"):
         if only is not None:

@@ -153,10 +153,14 @@ class Config(NamedFields):
         return {f"{section}.{key}": x for section, fields in sections for key, x in fields.items()}
 
     def with_fields(self, values: Mapping[str, object]) -> Self:
-        """Return a copy with some fields changed, as in `base.with_fields({"model.d_k": 8})`."""
+        """Return a copy with some fields changed, as in `base.with_fields({"model.d_k": 8})`.
+
+        Raises:
+            ConfigError: a field does not exist, or a value is invalid.
+        """
         sections: dict[str, dict[str, object]] = {}
         for name, value in values.items():
-            section, key = name.split(".")
+            section, _, key = name.partition(".")
             sections.setdefault(section, {})[key] = value
         return self.change(**sections)
 

@@ -455,7 +455,8 @@ class TrainConfig(ConfigSection):
     2018; its learning rate is relative to the size of each parameter), `muon` (Jordan et al. 2024;
     it uses Adam for embeddings, norms, and biases), and `schedule_free` (Defazio et al. 2024),
     which needs the `constant` schedule and evaluates an average of the parameters. `lion` and
-    `muon` do not use train.adam_beta1 and train.adam_beta2 for matrices."""
+    `adafactor` do not use train.adam_beta1, train.adam_beta2, and train.adam_epsilon. `muon` does
+    not use them for matrices."""
     weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
     """Each step also reduces matrices by the learning rate times this fraction. Embeddings, norms,
     and biases do not decay. Values above 0 differ from the paper."""

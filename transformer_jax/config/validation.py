@@ -62,7 +62,7 @@ COUNT = between(1, MAX_COUNT)
 POSITIVE = Rule(
     "positive and finite in float32", lambda x: SMALLEST_FLOAT32 <= x <= LARGEST_FLOAT32
 )
-PROBABILITY = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
+PROBABILITY = Rule("at least 0 and below 1 in float32", lambda value: 0 <= value <= 1 - 2.0**-24)
 
 
 class PartName:

@@ -102,6 +102,6 @@ def _collect(batches: Batches, losses: Sequence[Float[Array, " _"]]) -> list[Sen
 
 
 def perplexity(sentences: Sequence[SentenceScore]) -> float:
-    """Return the perplexity per token, including end-of-sentence tokens, up to e^700 (Table 3)."""
+    """Return the perplexity per token (Table 3), counting end-of-sentence tokens; at most e^700."""
     nll = math.fsum(sentence.nll for sentence in sentences)
     return math.exp(min(nll / sum(sentence.target_tokens for sentence in sentences), 700.0))

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_jax.backend import standard_settings
+from transformer_jax.config.validation import checked
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import UsageError
 from transformer_jax.files import local_path
@@ -89,7 +90,7 @@ class Attention:
         Raises:
             UsageError: the selection is invalid.
         """
-        chosen = Selection(**selection)
+        chosen = checked(Selection)(**selection)
         return render_page(self.maps, chosen, source=self.source, target=self.target)
 
     def draw(self, **selection: Any) -> "Picture":  # noqa: ANN401 (as for `show`)
@@ -97,7 +98,7 @@ class Attention:
         # Import matplotlib only for figures, because the HTML page does not need it.
         from transformer_jax.visualization.attention_figures import draw_attention
 
-        return draw_attention(self.maps, Selection(**selection))
+        return draw_attention(self.maps, checked(Selection)(**selection))
 
     def save(self, path: str | Path, **selection: Any) -> None:  # noqa: ANN401 (as for `show`)
         """Save the page (.html) or a figure of the selection (.svg, .png).

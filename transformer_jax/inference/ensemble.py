@@ -133,8 +133,9 @@ def ensemble(runs: Iterable[Run]) -> Ensemble:
     its single models with ensembles (Table 2).
 
     Raises:
-        UsageError: there are no runs, or they differ in the vocabulary, in the data type, or in the
-            decoder's start token.
+        UsageError: there are no runs; they differ in the vocabulary, in the data type, or in the
+            decoder's start token; or no run has the lowest limits on both the source and the target
+            length.
     """
     runs = list(runs)
     if not runs:

@@ -84,8 +84,6 @@ class PairScore(NamedTuple):
 
 def read_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return parallel lines without line endings."""
-    if isinstance(sources, str) or isinstance(targets, str):
-        raise UsageError("the sources and the targets must be lists of lines, not single strings")
     sides = strip_lines(sources, "source"), strip_lines(targets, "target")
     if len(sides[0]) != len(sides[1]):
         raise UsageError(f"there are {len(sides[0])} sources, but {len(sides[1])} targets")

@@ -42,6 +42,7 @@ class Sampling(ConfigSection):
     """Draw only from the nucleus: the smallest set of the likeliest tokens whose total probability
     is at least this number (Holtzman et al. 2020)."""
     seed: Annotated[int, between(0, 2**31 - 1)] = 0
+    """The seed of the noise, which also depends on the source and on the sample's number."""
 
     name = "sampling"
 

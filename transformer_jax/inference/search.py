@@ -63,7 +63,7 @@ class Translations(NamedTuple):
     tokens: Int[Array, "B J L"]
     """Tokens up to and including `eos`, followed by zeros."""
     scores: Float[Array, "B J"]
-    """The log-probability divided by the length penalty, or `NEG_INF` for an empty slot."""
+    """The log-probability in nats, divided by the length penalty; `NEG_INF` for an empty slot."""
 
 
 class _Beam(NamedTuple):

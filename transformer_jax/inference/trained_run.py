@@ -190,8 +190,7 @@ class Run:
             DataError: a line or a prefix is not valid text or too long.
         """
         translator = self.translator(sampling=sampling, **decode)
-        # A single string is an error that `check` reports.
-        lines = lines if isinstance(lines, str) else strip_lines(lines, "line")
+        lines = strip_lines(lines, "line")
         prefixes = None if prefixes is None else strip_lines(prefixes, "prefix")
         options = {"num_best": num_best, "truncate": truncate, "prefixes": prefixes}
         translator.check(lines, **options)
@@ -207,7 +206,8 @@ class Run:
         2020). Differs from the paper, which searches for the likeliest translation. The options and
         the errors are those of `translate_best`.
         """
-        options.setdefault("sampling", Sampling())
+        if options.get("sampling") is None:
+            options["sampling"] = Sampling()
         best = self.translate_best(lines, num_samples, **options)
         return [choose_minimum_risk(samples).text for samples in best]
 
@@ -223,12 +223,13 @@ class Run:
 
         Raises:
             UsageError: the text does not have this split.
-            DataError: the text has changed since the run was created.
+            DataError: the text is missing, or has changed since the run was created.
         """
-        from transformer_jax.evaluation.evaluate import evaluate
+        from transformer_jax.evaluation.evaluate import evaluate, prepare_split
 
-        default = "test" if "test" in self.folder.find_text().report else "dev"
-        return evaluate(self, split or default, decode)
+        if split is None:
+            split = "test" if "test" in prepare_split(self, "dev").report else "dev"
+        return evaluate(self, split, decode)
 
     @checked
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[PairScore]:

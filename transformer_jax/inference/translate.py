@@ -40,7 +40,7 @@ class Hypothesis(NamedTuple):
 
     text: str
     score: float
-    """The log-probability, divided by the length penalty in a beam search."""
+    """The log-probability in nats, divided by the length penalty in a beam search."""
 
 
 class Sentence(NamedTuple):

@@ -37,9 +37,9 @@ def shift_right(target: Int[Array, "B T"], start: int = BOS) -> Int[Array, "B T"
 class EncoderDecoder(nn.Module):
     """The structure in section 3: an encoder maps the source to a memory, which a decoder reads.
 
-    The subclasses are `Transformer`, the recurrent and convolutional models in `baselines`, and
-    models that are registered under a new `model.architecture`. Training needs `encode` and
-    `decode`, and search also needs `init_decoding` and `decode_step`.
+    The subclasses are `Transformer`, the recurrent and convolutional models in `baselines`,
+    `EnsembleModel`, and models that are registered under a new `model.architecture`. Training needs
+    `encode` and `decode`, and search also needs `init_decoding` and `decode_step`.
     """
 
     config: ModelConfig

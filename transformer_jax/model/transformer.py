@@ -63,6 +63,7 @@ class Transformer(EncoderDecoder, kw_only=True):
         return self.to_logits(x, train=train)
 
     def to_logits(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T N"]:
+        """Return the logits of the next token, given the output of the last decoder layer."""
         return self.output_embedding.logits(self.decoder_norm(x), train=train)
 
     def init_decoding(

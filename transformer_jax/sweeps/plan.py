@@ -170,7 +170,7 @@ class Sweep:
             raise UsageError(
                 f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this one "
                 f"{_describe_tuning(self.tuning)}: choose another folder (",
-                Setting("out", "FOLDER"),
+                Setting("out", "FOLDER", "path"),
                 ")",
             )
         for name in stored.rows.keys() & self.rows.keys():
@@ -403,6 +403,6 @@ def _check_unchanged(path: Path, name: str, stored: Config, given: Config) -> No
         raise UsageError(
             f"the sweep in {path} has row {name} with a different config ({changes}): choose "
             f"another folder (",
-            Setting("out", "FOLDER"),
+            Setting("out", "FOLDER", "path"),
             ") or rename the row",
         )

@@ -3,9 +3,10 @@
 Steps are numbered from 1. In a run with several processes, the vote is from an earlier step (see
 `StepConsensus`).
 
-A scheduled checkpoint is saved at a fixed step and has a score, the perplexity on the development
-set. Checkpoints that are saved for recovery, after a signal, or at an unscheduled last step have no
-score, so timing and signals do not affect which checkpoints are averaged.
+A scheduled checkpoint is saved at a fixed step and has scores: the perplexity and the smoothed loss
+on the development set. Checkpoints that are saved for recovery, after a signal, or at an
+unscheduled last step have no scores, so timing and signals do not affect which checkpoints are
+averaged.
 """
 
 from collections.abc import Mapping
@@ -21,13 +22,13 @@ class DueActions(NamedTuple):
 
     report: bool
     evaluate: bool
-    """Whether to compute the perplexity on the development set. If true, `save` is also true. If
+    """Whether to compute the scores on the development set. If true, `save` is also true. If
     `interrupt` is true, the resumed run evaluates the checkpoint instead."""
     translate: bool
     """Whether the evaluation also translates the development set to compute BLEU."""
     save: bool
     is_scheduled: bool
-    """Whether the checkpoint is scheduled and therefore has a score."""
+    """Whether the checkpoint is scheduled and therefore has scores."""
     keep_pending_metrics: bool
     """Whether the checkpoint contains the metrics of the steps since the last scheduled report. If
     the run is extended later, its next report includes them, as if the run had never stopped."""

@@ -20,7 +20,7 @@ MAX_CONCURRENT = 4
 class CompiledStep:
     """A sharded training step, compiled ahead of time for each batch shape.
 
-    On exit, the compilation thread finishes only its current compilation.
+    On exit, each compilation thread finishes only its current compilation.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CompiledStep:
                 )
 
     def is_compiling_ahead(self) -> bool:
-        """Return whether `compile_ahead` is still compiling. If so, the thread cannot exit yet."""
+        """Return whether `compile_ahead` is still compiling. If so, the threads cannot exit."""
         return any(not future.done() for future in self._ahead.values())
 
     def take_finished(self) -> Iterator[str]:

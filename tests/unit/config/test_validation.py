@@ -43,7 +43,7 @@ class Example(ConfigSection):
         (between(1, 9), (1, 9), (0, 10), "from 1 to 9"),
         (at_least(2), (2, 1e38), (1.9, 1e39, math.inf, 10**400), "at least 2 and finite"),
         (POSITIVE, (2e-38, 3e38), (0, 1e-39, 1e39, -1, math.inf), "positive and finite in float32"),
-        (PROBABILITY, (0, 0.999), (-0.1, 1), "at least 0 and below 1"),
+        (PROBABILITY, (0, 1 - 2**-24), (-0.1, 1 - 1e-8, 1), "at least 0 and below 1 in float32"),
     ],
     ids=["between", "at_least", "positive", "probability"],
 )

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,18 @@ def test_a_target_is_limited_by_a_table_of_positions(run: Run) -> None:
         translator.encode_target(LONG)
     tokens = translator.encode_target(LONG, truncate=True)
     assert (len(tokens), tokens[-1]) == (64, translator.encode_target("ein")[-1])
+
+
+@pytest.mark.parametrize(
+    "selection", [{"foo": 1}, {"kind": 3}, {"layer": "x"}, {"heads": 3}, {"position": 1.5}]
+)
+def test_an_invalid_selection_is_a_usage_error(
+    attention: Attention, selection: dict[str, object], tmp_path: Path
+) -> None:
+    for draw in (attention.show, attention.draw, partial(attention.save, tmp_path / "x.html")):
+        with pytest.raises(UsageError, match=next(iter(selection))):
+            draw(**selection)
+    assert attention.show(heads=np.array([0])).html == attention.show(heads=[0]).html
 
 
 def test_a_picture_is_written_in_the_format_of_its_name(

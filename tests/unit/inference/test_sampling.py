@@ -255,4 +255,6 @@ def test_a_translation_of_minimum_risk_is_one_of_the_samples(run: Run, lines: li
     texts = [[sample.text for sample in one] for one in samples]
     expected = [one[brute_force_risk(one)] for one in texts]
     assert run.translate_minimum_risk([*lines[:2], ""], 8, sampling=sampling) == expected
+    default = run.translate_minimum_risk(lines[:1], 8, sampling=Sampling())
+    assert run.translate_minimum_risk(lines[:1], 8, sampling=None) == default
     assert expected[-1] == ""
