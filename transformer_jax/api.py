@@ -12,7 +12,7 @@ from rich.console import Console
 
 from transformer_jax.backend import standard_settings, start_backend
 from transformer_jax.config import Config, Row
-from transformer_jax.config.loading import check_not_importing, load_config, load_rows, run_name
+from transformer_jax.config.loading import check_not_importing, load_config, load_rows, merge_rows
 from transformer_jax.config.rows import FieldValue, with_control
 from transformer_jax.config.validation import checked
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
@@ -226,13 +226,8 @@ def read_rows(configs: Configs) -> dict[str, Row]:
         raise UsageError("a sweep needs at least one row")
     if isinstance(configs, Mapping):
         return {k: v if isinstance(v, Row) else Row(v) for k, v in configs.items()}
-    rows: dict[str, Row] = {}
-    for spec in [configs] if isinstance(configs, str) else configs:
-        for name, row in load_rows(spec).items():
-            key = name or run_name(spec)
-            if rows.setdefault(key, row) != row:
-                raise UsageError(f"{spec} and an earlier file define row {key!r} differently")
-    return rows
+    specs = [configs] if isinstance(configs, str) else configs
+    return merge_rows((spec, load_rows(spec)) for spec in specs)
 
 
 def launch_sweep(
@@ -340,7 +335,9 @@ class Report:
         import pandas as pd
 
         table = (make_run_table if per_run else list_comparisons)(self.results)
-        return pd.read_csv(io.StringIO(tables.to_csv(table)), na_values=[tables.MISSING, ""])
+        # A row can have a name such as "null".
+        file = io.StringIO(tables.to_csv(table))
+        return pd.read_csv(file, na_values=[tables.MISSING, ""], keep_default_na=False)
 
     def save(self) -> Path:
         """Write the report's tables, figures, and page, and return their folder.
@@ -374,7 +371,7 @@ def report(
 
     Raises:
         UsageError: no run has finished, the runs cannot be compared, `out` is missing for runs, or
-            `baseline` is not a row.
+            `baseline` is not a row or is a control.
         StorageError: a sweep or a run cannot be read.
     """
     options = [
@@ -400,6 +397,8 @@ def report(
     if baseline is not None:
         if baseline not in planned.rows:
             raise UsageError(f"no row {baseline!r} (available: {', '.join(planned.rows)})")
+        if planned.rows[baseline].is_control:
+            raise UsageError(f"row {baseline!r} is a control: choose the row that it copies")
         rows = {baseline: planned.rows[baseline], **planned.rows}
         planned = replace(planned, rows=rows)
     return Report(collect_results(planned, statuses, command, split))

@@ -428,3 +428,10 @@ def test_a_dry_run_warns_if_the_disk_is_too_small(
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
         assert main(["sweep", "mine.py", "--dry-run"]) == 0
         assert ("GB does not fit in the 0 GB" in capsys.readouterr().err) is is_warned
+    # The folder can be on another disk.
+    disk = Path("disk")
+    disk.mkdir()
+    disks = {disk.resolve(): shutil._ntuple_diskusage(10**12, 10**12 - 7 * 10**9, 7 * 10**9)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disks[path.resolve()])
+    assert main(["sweep", "mine.py", "--dry-run", "--out", "disk"]) == 0
+    assert "(free: 7)" in capsys.readouterr().out

@@ -108,15 +108,15 @@ def test_a_line_that_is_not_text_is_named(line: Any) -> None:
 @pytest.mark.exhaustive
 def test_a_sweep_and_its_report_are_those_of_the_commands(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    rows = {"base": CONFIG, "narrow": CONFIG.change(model={"d_ff": 8})}
+    rows = {"base": CONFIG, "null": CONFIG.change(model={"d_ff": 8})}
     sweep = tj.sweep(rows, tmp_path / "sweep", seeds=1, quiet=True)
-    assert [run.name for run in sweep.runs] == ["base/seed-0", "narrow/seed-0"]
+    assert [run.name for run in sweep.runs] == ["base/seed-0", "null/seed-0"]
     report = tj.report(tmp_path / "sweep")
     frame = report.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
-    assert set(frame["row"]) == {"narrow"}
+    assert set(frame["row"]) == {"null"}
     assert len(report.to_pandas(per_run=True)) == 2
-    assert "narrow" in str(report)
+    assert "null" in str(report)
     assert (report.save() / "index.html").exists()
 
 

@@ -101,12 +101,8 @@ class Sweep(ConfigCommand):
     """Also retrain the runs that failed."""
 
     def load_rows(self) -> dict[str, Row]:
-        rows: dict[str, Row] = {}
-        for spec in self.files:
-            for key, row in self.with_sections(loading.load_rows(spec), spec).items():
-                name = key or loading.run_name(spec)
-                if rows.setdefault(name, row) != row:
-                    raise UsageError(f"{spec} and an earlier file define row {name!r} differently")
+        loaded = ((spec, loading.load_rows(spec)) for spec in self.files)
+        rows = loading.merge_rows((spec, self.with_sections(x, spec)) for spec, x in loaded)
         if self.grid:
             if len(rows) > 1:
                 names = ", ".join(rows)
@@ -351,7 +347,8 @@ def _print_disk_space(
     for name, size in gigabytes.items():
         time = f"{times[name]:>{time_width}} and " if times else ""
         stdout.print(f"  {name:{width}}  {time}about {size:5.2f} GB per run")
-    parent = next(path for path in sweep.path.absolute().parents if path.exists())
+    folder = sweep.path.absolute()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(parent).free / 1e9
     remaining = remaining_runs(sweep, retry_failed=retry_failed)
     total = sum(gigabytes[name] * runs for name, runs in remaining.items())

@@ -8,7 +8,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -87,6 +87,23 @@ def run_name(spec: str) -> str:
     """Return the default run name for a config, such as "table3-A1" for configs/table3.py:A1."""
     path, row = split_spec(spec)
     return Path(path).stem + (f"-{row}" if row else "")
+
+
+def merge_rows(loaded: Iterable[tuple[str, Mapping[str, Row]]]) -> dict[str, Row]:
+    """Return the rows of several config files, of which each is given as its spec and its rows.
+
+    A row without a name is named after its file.
+
+    Raises:
+        UsageError: two files define a row differently.
+    """
+    rows: dict[str, Row] = {}
+    for spec, by_name in loaded:
+        for key, row in by_name.items():
+            name = key or run_name(spec)
+            if rows.setdefault(name, row) != row:
+                raise UsageError(f"{spec} and an earlier file define row {name!r} differently")
+    return rows
 
 
 def resolve_path(path: str) -> Path:

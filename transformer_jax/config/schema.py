@@ -285,7 +285,7 @@ class Row(NamedFields):
     config: Config
     paper: Paper = Paper()
     is_control: bool = False
-    """Whether this row is a copy of the first row with other seeds (a true difference of 0)."""
+    """Whether this row is a copy of another row with other seeds (a true difference of 0)."""
 
     def __post_init__(self) -> None:
         for key, kind in (("config", Config), ("paper", Paper)):

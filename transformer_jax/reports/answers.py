@@ -48,7 +48,7 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
     parts: list[str] = []
     significant: list[str] = []
     for score, label in LABELS.items():
-        control = results.compare(name, score, split)
+        control = results.compare_control(name, score, split)
         if control.difference is None:
             continue
         others = [results.compare(x, score, split).difference for x in results.compared]
@@ -79,7 +79,9 @@ def answer(results: Results, name: str) -> str:
                     f"not compared, because no run of {row.name} has a lower perplexity than a "
                     "unigram model. Train for more steps, or with other settings."
                 )
-        return "not compared, because it has no scores."
+            if not any(row.find(score, split) for score in LABELS):
+                return f"not compared, because {row.name} has no scores on the {_name(split)} set."
+        return f"not compared, because it and {results.base.name} have no comparable scores."
     verdicts = {score: results.verdict(name, score, split) for score in LABELS}
     found = [
         f"{_paper(results, name, score)} in {LABELS[score]} ({verdict})"

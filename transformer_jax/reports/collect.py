@@ -37,9 +37,11 @@ from transformer_jax.sweeps.status import RunStatus, mark_unreadable, read_statu
 
 def collect_runs(paths: Sequence[Path], out: Path) -> Sweep:
     """Group existing runs into a sweep. Runs that differ only in their seed share a row."""
-    if out.exists() and not (out / "report" / "table.csv").exists():
+    is_sweep = (out / "sweep.json").exists()
+    if is_sweep or (out.exists() and not (out / "report" / "table.csv").exists()):
         raise StorageError(
-            f"{out} exists but does not contain a report: choose another folder (",
+            f"{out} {'is a sweep' if is_sweep else 'exists but does not contain a report'}: "
+            "choose another folder (",
             Setting("out", "FOLDER"),
             ")",
         )
@@ -61,12 +63,15 @@ def read_adhoc_status(run: SweepRun) -> RunStatus:
     """Return a separately trained run's status, which is "done" if the run has been evaluated."""
     try:
         status = with_results(RunStatus(run), any_search=True)
+        package = RunFolder.open(run.path).package
     except (OSError, StorageError) as error:
         return mark_unreadable(RunStatus(run), error)
     if not status.scores:
         command = shell_command("evaluate", run.path, "--split", "dev")
         return replace(status, status="stopped", note=f"not scored: {command}")
-    done, steps = status.step, run.config.train.steps
+    # A packaged model does not contain metrics.
+    done = status.step if package is None else package.steps[-1]
+    status, steps = replace(status, step=done), run.config.train.steps
     notes = [f"has finished {done:,} of {steps:,} steps"] if done < steps else []
     notes += [
         f"was scored on {split} at step {step:,} of {done:,}"
@@ -142,7 +147,7 @@ def _collect_row(
         unigram,
         failed,
         row.is_control,
-        has_other_text=not _fingerprints(statuses) <= base_texts,
+        has_other_text=bool(base_texts) and not _fingerprints(statuses) <= base_texts,
     )
 
 

@@ -81,12 +81,15 @@ Weights = dict[str, Float[np.ndarray, " R"]]
 def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> dict[Kind, Weights]:
     """Return the weights of the row means in each contrast, by kind and name."""
     names = [field.partition(".")[2] for field in factors]
-    columns = [np.array([cell[k] for cell in cells], object) for k in range(len(factors))]
+    columns = [
+        np.array([levels.index(cell[k]) for cell in cells])
+        for k, levels in enumerate(factors.values())
+    ]
     # For each field, list the contrasts between each later value and the first value.
     steps = [
         {
-            f"{name} {level} - {levels[0]}": (column == level) * 1.0 - (column == levels[0])
-            for level in levels[1:]
+            f"{name} {level} - {levels[0]}": (column == number) * 1.0 - (column == 0)
+            for number, level in enumerate(levels[1:], start=1)
         }
         for name, levels, column in zip(names, factors.values(), columns, strict=True)
     ]
@@ -94,16 +97,16 @@ def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> 
     matched: Weights = {}
     interactions: Weights = {}
     for k, choices in enumerate(steps):
-        others = [x for i, x in enumerate(factors.values()) if i != k]
+        others = [list(enumerate(x)) for i, x in enumerate(factors.values()) if i != k]
         labels = [x for i, x in enumerate(names) if i != k]
         for label, weights in choices.items():
             main[label] = weights / math.prod(map(len, others))
             for levels in itertools.product(*others):
                 is_match = np.ones(len(cells), bool)
                 rest = [x for i, x in enumerate(columns) if i != k]
-                for column, level in zip(rest, levels, strict=True):
-                    is_match &= column == level
-                place = ", ".join(f"{x} {y}" for x, y in zip(labels, levels, strict=True))
+                for column, (number, _) in zip(rest, levels, strict=True):
+                    is_match &= column == number
+                place = ", ".join(f"{x} {y}" for x, (_, y) in zip(labels, levels, strict=True))
                 matched[f"{label} at {place}"] = weights * is_match
     for (i, first), (j, second) in itertools.combinations(enumerate(steps), 2):
         rest = math.prod(len(x) for k, x in enumerate(factors.values()) if k not in (i, j))

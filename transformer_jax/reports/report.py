@@ -82,9 +82,12 @@ def write_report(results: Results) -> Path:
         "index.html": _make_page(results, figures, {**tabled, RUNS: runs}),
         **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
         **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
-        **({"factors.csv": tables.to_csv(_list_effects(effects))} if effects else {}),
-        **({"tuning.csv": tables.to_csv(make_trial_table(results))} if results.trials else {}),
     }
+    optional = {
+        "factors.csv": _list_effects(effects) if effects else None,
+        "tuning.csv": make_trial_table(results) if results.trials else None,
+    }
+    files |= {name: tables.to_csv(table) for name, table in optional.items() if table}
     with storage_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -93,6 +96,9 @@ def write_report(results: Results) -> Path:
                 # contain control characters.
                 content = escape_control_characters(content).encode(errors="replace")
             write_bytes(folder / name, content, durable=False)
+        for name in optional.keys() - files.keys():
+            # An earlier report may have had this table.
+            (folder / name).unlink(missing_ok=True)
     return folder
 
 
@@ -117,7 +123,7 @@ def _format_difference(
     if comparison.difference is None:
         return MISSING
     if comparison.interval is None and row.name != results.base.name:
-        seeds = len(row.find(score, split))
+        seeds = min(len(x.find(score, split)) for x in (row, results.base))
         count = f"{seeds} seed{'s' if seeds > 1 else ''}"
         return f"{comparison.difference:{spec}} (no interval: {count})"
     interval = _format_interval(comparison.interval, spec) if comparison.interval else ""
@@ -150,7 +156,7 @@ SCORES: dict[str, Column] = {
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
-    "seeds": lambda _, row: str(len(row.scores.get("perplexity", ()))),
+    "seeds": lambda _, row: str(len({seed for x in row.scores.values() for seed in x})),
     "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
     "dev BLEU": lambda _, row: _format_score(row, "bleu", 1),
@@ -239,7 +245,8 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         values = [dev.get(x) for x in dev_scores] + [test.get(x) for x in test_scores]
         scores = [format_number(x) if is_number(x) else "" for x in values]
-        command = shell_command("evaluate", status.run.path)
+        splits = [] if test or not dev else ["--split", "dev"]
+        command = shell_command("evaluate", status.run.path, *splits)
         signature = test.get("bleu_signature", "")
         row = [status.run.name, status.status, status.step, *scores, signature, command]
         table.append(list(map(str, row)))

@@ -6,7 +6,7 @@ docs/statistics.md describes the statistical analysis.
 import contextlib
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -31,6 +31,7 @@ from transformer_jax.sweeps.status import RunStatus
 PaperScore = Literal["perplexity", "bleu"]
 # The sets on which a report compares rows. The paper's scores are from its development set.
 ScoredSplit = Literal["dev", "test"]
+SPLITS: tuple[ScoredSplit, ...] = ("dev", "test")
 MARGINS: dict[PaperScore, float] = {"perplexity": LOG_PERPLEXITY_MARGIN, "bleu": BLEU_MARGIN}
 
 
@@ -65,7 +66,7 @@ class RowResult:
     failed: Mapping[int, float]
     """The perplexities, by seed, of runs that are worse than a unigram model or not finite."""
     is_control: bool
-    """Whether this row is a copy of the first row with other seeds."""
+    """Whether this row is a copy of another row with other seeds."""
     has_other_text: bool
     """Whether the row's text or vocabulary, and thus perplexity per token, is not comparable."""
 
@@ -82,9 +83,7 @@ class RowResult:
     def missing(self) -> dict[str, str]:
         """The reasons why some runs have no scores, keyed by run name."""
         return {
-            s.run.name: s.why_missing
-            for s in self.statuses
-            if s.status != "done" or "dev" not in s.scores
+            s.run.name: s.why_missing for s in self.statuses if s.status != "done" or not s.scores
         }
 
 
@@ -120,11 +119,21 @@ class Results:
 
     @property
     def splits(self) -> tuple[ScoredSplit, ...]:
-        """The sets to analyze. The answers use the last one: the test set, if it was scored."""
+        """The sets to analyze. The answers use the last one.
+
+        These are the sets on which the first row and another row were scored. If there is no such
+        set, they are the sets on which any row was scored.
+        """
         if self.split is not None:
             return (self.split,)
-        has_test = any("test_bleu" in row.scores for row in self.rows.values())
-        return ("dev", "test") if has_test else ("dev",)
+        rows = [self.rows[name] for name in self.compared]
+        scored: list[ScoredSplit] = [x for x in SPLITS if _any_scored(self.rows.values(), x)]
+        comparable = [
+            split
+            for split in scored
+            if _any_scored([self.base], split) and (not rows or _any_scored(rows, split))
+        ]
+        return tuple(comparable or scored or SPLITS[:1])
 
     @functools.cached_property
     def analyses(self) -> Mapping[ScoredSplit, Mapping[PaperScore, Analysis]]:
@@ -161,18 +170,29 @@ class Results:
     ) -> RowComparison:
         """Compare a row's log perplexity or BLEU with that of the first row.
 
-        A control is compared with the row that it copies. Because the two rows have different
-        seeds, the interval is Welch's. `split` defaults to the first set, which is the development
-        set if it is analyzed.
+        A control has other seeds than the first row, so its interval is Welch's. `split` defaults
+        to the first set, which is the development set if it is analyzed.
         """
         split = split or self.splits[0]
         if self.rows[name].is_control:
-            pair = (find_copied(self.sweep.rows, name), name)
-            return analyze({x: self._find_scores(x, score, split) for x in pair}).comparisons[name]
+            return self._compare_pair(name, self.base.name, score, split)
         difference = 0.0 if name == self.base.name else None
         nothing = RowComparison(difference, None, None)
         analyses = self.analyses.get(split)
         return analyses[score].comparisons.get(name, nothing) if analyses else nothing
+
+    def compare_control(self, name: str, score: PaperScore, split: ScoredSplit) -> RowComparison:
+        """Compare a control with the row that it copies."""
+        return self._compare_pair(name, find_copied(self.sweep.rows, name), score, split)
+
+    def _compare_pair(
+        self, name: str, base: str, score: PaperScore, split: ScoredSplit
+    ) -> RowComparison:
+        has_other_text = self.rows[name].has_other_text != self.rows[base].has_other_text
+        if score == "perplexity" and has_other_text:
+            return RowComparison(None, None, None)
+        scores = {x: self._find_scores(x, score, split) for x in (base, name)}
+        return analyze(scores).comparisons[name]
 
     def paper_difference(self, name: str, score: PaperScore) -> float | None:
         """Return a row's difference from the first row in the paper, in ln perplexity or BLEU."""
@@ -207,6 +227,10 @@ class Results:
         if not analysis.deviation:
             return None
         return seeds_for_equivalence(analysis.deviation, len(analysis.comparisons), MARGINS[score])
+
+
+def _any_scored(rows: Iterable[RowResult], split: ScoredSplit) -> bool:
+    return any(row.find(score, split) for row in rows for score in MARGINS)
 
 
 def config_as_trained(statuses: Sequence[RunStatus]) -> Config:

@@ -253,10 +253,10 @@ def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) ->
         critical = dunnett_quantile(CONFIDENCE, correlation, num_compared * (seeds - 1))
         return critical * deviation * math.sqrt(2 / seeds) < margin
 
-    high = 2
+    low, high = 2, 2
     while not is_enough(high):
-        high *= 2
-    return high // 2 + bisect.bisect_left(range(high // 2, high), True, key=is_enough)
+        low, high = high, 2 * high
+    return low + bisect.bisect_left(range(low, high), True, key=is_enough)
 
 
 def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float, float] | None:

@@ -1,5 +1,6 @@
 """Test the sentences at the beginning of a report."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 from example_configs import SMALL
 from run_files import collect, set_status, write_results
 
+from transformer_jax.api import report
 from transformer_jax.config import Paper, Row
 from transformer_jax.config.rows import with_control
+from transformer_jax.errors import UsageError
 from transformer_jax.reports.answers import answer, describe_reach, question, summarize
 from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import list_comparisons
@@ -117,9 +120,18 @@ def test_a_control_shows_a_difference_that_is_not_counted(
     assert ("The interval for perplexity excludes 0" in sentence) is is_significant
     assert results.verdict("control", "perplexity") is None
     assert any(line[0] == "control" for line in list_comparisons(results))
-    # With another baseline, the control is still compared with the row that it copies.
+    # With another baseline, the sentence still compares the control with the row that it copies.
     other = replace(results, rows={"worse": results.rows["worse"], **results.rows})
-    assert other.compare("control", "bleu") == results.compare("control", "bleu")
+    same = results.compare_control("control", "perplexity", "dev")
+    assert other.compare_control("control", "perplexity", "dev") == same
+    differences = [x.compare("control", "perplexity").difference for x in (results, other)]
+    assert differences[0] == same.difference
+    assert differences[1] == pytest.approx(math.log(1.05 / 1.1), abs=0.01)
+    unequal = replace(results.rows["control"], has_other_text=True)
+    mixed = replace(results, rows={**results.rows, "control": unequal})
+    assert mixed.compare("control", "perplexity").difference is None
+    with pytest.raises(UsageError, match="row 'control' is a control: choose the row that it "):
+        report(sweep.path, baseline="control")
 
 
 def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None:
@@ -129,9 +141,43 @@ def test_a_row_without_intervals_or_scores_is_not_judged(tmp_path: Path) -> None
     assert describe_reach(single, "perplexity", "dev") == ""
     empty = replace(results.rows["worse"], scores={})
     nothing = replace(results, rows={**results.rows, "worse": empty})
-    assert answer(nothing, "worse") == "not compared, because it has no scores."
+    missing = "not compared, because worse has no scores on the dev"
+    assert answer(nothing, "worse").startswith(missing)
+    reverse = replace(nothing, rows={"worse": empty, "equal": results.rows["equal"]})
+    assert answer(reverse, "equal").startswith(missing)
     failed = replace(results, rows={**results.rows, "worse": replace(empty, failed={0: 900.0})})
     assert answer(failed, "worse").startswith("not compared, because no run of worse has a lower ")
+    # Without common scores, there is nothing to compare.
+    only = replace(empty, scores={"bleu": {0: 5.0}})
+    pair = {"base": replace(empty, name="base", scores={"perplexity": {0: 5.0}}), "worse": only}
+    reason = "not compared, because it and base have no comparable scores."
+    assert answer(replace(results, rows=pair), "worse") == reason
+
+
+def test_the_answers_use_a_set_on_which_rows_can_be_compared(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.1)
+    assert results.splits == ("dev",)
+
+    def add_test_scores(*names: str) -> Results:
+        scored = {
+            name: replace(row, scores={**row.scores, "test_bleu": row.scores["bleu"]})
+            for name, row in results.rows.items()
+            if name in names
+        }
+        return replace(results, rows={**results.rows, **scored})
+
+    assert add_test_scores("worse", "equal").splits == ("dev",)
+    assert add_test_scores("base").splits == ("dev",)
+    assert add_test_scores("base", "worse").splits == ("dev", "test")
+    without_dev = {
+        name: replace(row, scores={"test_bleu": row.scores["bleu"]})
+        for name, row in results.rows.items()
+    }
+    assert replace(results, rows=without_dev).splits == ("test",)
+    # Before a second row is scored, the report shows the scores of the first row.
+    first = {**results.rows, "worse": replace(results.rows["worse"], scores={})}
+    first["equal"] = replace(first["equal"], scores={})
+    assert replace(results, rows=first).splits == ("dev",)
 
 
 @pytest.mark.parametrize("paper", [Paper(), Paper(5.0)])

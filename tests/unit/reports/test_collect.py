@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 from example_configs import FILES, SMALL
-from run_files import make_run
+from run_files import collect, make_finished_sweep, make_run, write_results, write_untrained_run
 
+import transformer_jax
 from transformer_jax.cli import main
 from transformer_jax.reports.collect import collect_runs, read_adhoc_status
+from transformer_jax.reports.report import write_report
+from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.sharing.packaging import package_run
+from transformer_jax.sweeps.plan import SweepRun
 
 
 @pytest.fixture
@@ -71,6 +76,11 @@ def test_runs_that_cannot_be_compared_are_rejected_in_one_line(
     (tmp_path / "mine").mkdir()
     line = error_of(*runs, "--out", tmp_path / "mine", code=74)
     assert "exists but does not contain a report: choose another folder (--out FOLDER)" in line
+    # A report of runs must not replace the report of a sweep.
+    sweep = make_finished_sweep(tmp_path / "sweep", rows=["base"], splits=["dev"])
+    write_report(collect(sweep))
+    line = error_of(*runs, "--out", sweep.path, code=74)
+    assert "is a sweep: choose another folder (--out FOLDER)" in line
     assert "a report of runs needs a folder: --out FOLDER" in error_of(*runs)
     assert "report needs a sweep, or runs" in error_of("--out", out)
     assert "a run is listed twice" in error_of(runs[0], runs[0], "--out", out)
@@ -120,6 +130,33 @@ def test_a_run_with_scores_counts_as_done(runs: list[Path], tmp_path: Path) -> N
     assert (read_adhoc_status(run).status, read_adhoc_status(run).note) == ("done", "")
     (run.path / "metrics.jsonl").write_text('{"split": "train", "step": 4}\n')
     assert read_adhoc_status(run).note == "has finished 4 of 8 steps"
+
+
+def test_runs_that_were_scored_only_on_the_test_set_are_compared(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    for run in runs:
+        shutil.rmtree(run / "evaluations")
+        config = RunFolder.open(run).config
+        planned = SweepRun(run, run.name, run.name, config.train.seed, config)
+        write_results(planned, 5.0 + len(run.name), 5, splits=["test"])
+    out = tmp_path / "out"
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    text = (out / "report" / "table.md").read_text()
+    assert "These answers use the test set.\n" in text
+    assert "Missing" not in text
+    with (out / "report" / "table.csv").open() as file:
+        assert [row["seeds"] for row in csv.DictReader(file)] == ["2", "1"]
+
+
+def test_a_package_has_the_step_of_its_parameters(tmp_path: Path) -> None:
+    run = transformer_jax.load(write_untrained_run(tmp_path / "run").path)
+    package = package_run(run, tmp_path / "package").path
+    scored = make_run(tmp_path / "scored", perplexity=5.0)
+    shutil.copytree(scored / "evaluations", package / "evaluations")
+    [planned] = collect_runs([package], tmp_path / "out").runs
+    status = read_adhoc_status(planned)
+    assert (status.step, status.status, status.note) == (8, "done", "")
 
 
 def test_a_note_states_that_the_scores_are_those_of_an_earlier_step(

@@ -223,3 +223,19 @@ def test_equal_scores_show_no_effect() -> None:
     assert factors is not None
     scores = {row: {0: 0.1, 1: 0.3} for row in configs}
     assert {x.p for x in analyze_factors(scores, configs, factors)} == {1.0}
+
+
+def test_the_values_of_a_factor_can_be_tuples() -> None:
+    names = itertools.product("xy", SIZES)
+    texts = {
+        f"{x}-k{k}": SMALL.change(data={"train": (f"{x}.en", f"{x}.de")}, model={"d_k": k})
+        for x, k in names
+    }
+    found = []
+    for configs in (texts, make_configs((1, 2))):
+        factors = find_factors(configs)
+        assert factors is not None
+        found.append(analyze_factors(draw_scores(configs), configs, factors))
+    ours, expected = ([x.difference for x in by_kind(c, "interaction").values()] for c in found)
+    assert ours == pytest.approx(expected)
+    assert any(x.name.startswith("train ('y.en', 'y.de') - ('x.en',") for x in found[0])

@@ -16,7 +16,13 @@ from transformer_jax.cli import main
 from transformer_jax.config import Paper
 from transformer_jax.errors import UsageError
 from transformer_jax.reports.footnotes import list_footnotes
-from transformer_jax.reports.report import COMPARISONS, SCORES, make_table, write_report
+from transformer_jax.reports.report import (
+    COMPARISONS,
+    SCORES,
+    make_run_table,
+    make_table,
+    write_report,
+)
 from transformer_jax.sweeps.plan import Sweep
 
 
@@ -160,6 +166,21 @@ def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> N
     assert runs["base/seed-0"]["command"].startswith("transformer-jax evaluate ")
     assert runs["base/seed-0"]["test_chrf"] == ""
     assert runs["other/seed-2"]["status"] == "failed"
+
+
+def test_the_command_of_a_run_evaluates_the_set_that_was_scored(dev_sweep: Sweep) -> None:
+    head, *rows = make_run_table(collect(dev_sweep))
+    assert {row[head.index("command")].endswith(" --split dev") for row in rows} == {True}
+
+
+def test_a_report_does_not_keep_the_tables_of_an_earlier_report(dev_sweep: Sweep) -> None:
+    folder = write_report(collect(dev_sweep))
+    for name in ("tuning.csv", "factors.csv"):
+        (folder / name).write_text("row\n")
+    (folder / "notes.txt").write_text("mine")
+    write_report(collect(dev_sweep))
+    assert not {"tuning.csv", "factors.csv"} & {path.name for path in folder.iterdir()}
+    assert (folder / "notes.txt").exists()
 
 
 def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:

@@ -155,6 +155,11 @@ def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sw
     assert results.rows["worse"].has_other_text
     assert results.compare("worse", "perplexity").difference is None
     assert results.compare("worse", "bleu").difference == pytest.approx(-2)
+    # Before the first row has a run, its text is unknown.
+    for run in dev_sweep.runs:
+        if run.row == "base":
+            (run.path / "run.json").unlink()
+    assert not collect(dev_sweep).rows["worse"].has_other_text
 
 
 def test_runs_no_better_than_a_unigram_model_are_not_averaged(tmp_path: Path) -> None:

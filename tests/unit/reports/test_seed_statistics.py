@@ -345,6 +345,8 @@ def test_the_number_of_seeds_for_equivalence_is_the_first_that_suffices(
     assert half_width(seeds) < margin <= half_width(seeds - 1)
     # Only the ratio of the margin to the deviation matters.
     assert seeds_for_equivalence(0.01, size, margin / 100) == seeds
+    # With one seed, there is no interval.
+    assert seeds_for_equivalence(1e-6, size, margin) == 2
 
 
 def test_equivalence_needs_as_many_seeds_as_the_documentation_says() -> None:
