@@ -17,9 +17,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
+import tyro
 from scipy import stats
 
+from transformer_jax.config.rows import CONTROL
+from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.splits import Split
+from transformer_jax.errors import storage_errors
 from transformer_jax.reports.results import MARGINS, PaperScore
 from transformer_jax.reports.seed_statistics import Interval, analyze, format_p, verdict
 from transformer_jax.reports.tables import MISSING, Table, to_markdown
@@ -29,23 +33,27 @@ FORMATS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
 
 
 def read_scores(folder: Path, split: Split, score: PaperScore) -> dict[str, dict[int, float]]:
-    """Return each finished run's scores (perplexity as a logarithm), keyed by row and seed."""
+    """Return each finished run's scores (perplexity as a logarithm), keyed by row and seed.
+
+    The scores of a negative control are omitted.
+    """
     scores: dict[str, dict[int, float]] = {}
     with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
         for run in csv.DictReader(file):
-            if run["status"] == "done":
+            if run["status"] == "done" and (cell := run[f"{split}_{score}"]):
                 row, seed = run["run"].split("/seed-")
-                value = float(run[f"{split}_{score}"])
-                value = math.log(value) if score == "perplexity" else value
+                value = math.log(float(cell)) if score == "perplexity" else float(cell)
                 scores.setdefault(row, {})[int(seed)] = value
+    scores.pop(CONTROL, None)
     return scores
 
 
 def read_paper(folder: Path, score: PaperScore) -> dict[str, float]:
-    """Return each row's difference from the first row in the paper."""
+    """Return each row's difference from the first row in the paper, if it is known."""
     with (folder / "comparisons.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    return {x["row"]: float(x["paper"]) for x in lines if x["score"] == LABELS[score]}
+    known = (x for x in lines if x["score"] == LABELS[score] and x["paper"])
+    return {x["row"]: float(x["paper"]) for x in known}
 
 
 def compare_rows(folder: Path, split: Split, score: PaperScore) -> Table:
@@ -65,8 +73,8 @@ def compare_rows(folder: Path, split: Split, score: PaperScore) -> Table:
             f"{comparison.difference:{spec}}",
             format_interval(comparison.interval, spec),
             format_interval(comparison.welch, spec),
-            f"{paper[row]:{spec}}",
-            verdict(comparison.interval, paper[row], MARGINS[score]),
+            f"{paper[row]:{spec}}" if row in paper else MISSING,
+            verdict(comparison.interval, paper[row], MARGINS[score]) if row in paper else MISSING,
             f"{mean:{spec}} {format_interval(interval, spec)}",
             format_p(p),
             format_p(float(stats.ttest_ind(*unpaired, equal_var=False).pvalue)),
@@ -99,5 +107,12 @@ def describe(folder: Path) -> Iterator[str]:
             yield to_markdown(compare_rows(folder, split, score), align=True)
 
 
+def write(folder: tyro.conf.Positional[Path]) -> None:
+    """Print the comparisons in a report's folder as Markdown."""
+    with storage_errors(f"{folder} cannot be read as a report"):
+        stdout.print("\n\n".join(describe(folder)))
+
+
 if __name__ == "__main__":
-    print("\n\n".join(describe(Path(sys.argv[1]))))
+    prog = "python -m experiments.dev_and_test"
+    sys.exit(run_and_report(lambda: tyro.cli(write, prog=prog)))

@@ -17,10 +17,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import tyro
+
 from transformer_jax.baselines.build import count_parameters
 from transformer_jax.commands.arguments import parse
 from transformer_jax.commands.sweeps import Sweep as SweepCommand
+from transformer_jax.console import run_and_report
 from transformer_jax.data.splits import Split
+from transformer_jax.errors import storage_errors
 from transformer_jax.files import JsonObject, read_json
 from transformer_jax.reports.footnotes import STATISTICS
 from transformer_jax.reports.report import write_report
@@ -45,7 +49,11 @@ def collect_stored(folder: Path, path: Path) -> Results:
     """Return the results that a report's folder stores, as those of a sweep in `path`."""
     archive = read_json(folder / "archive.json")
     command = parse("sweep", SweepCommand, shlex.split(archive["sweep"])[2:])
-    with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
+    runs_file = folder / "runs.csv"
+    with (
+        storage_errors(f"{runs_file} cannot be read"),
+        runs_file.open(encoding="utf-8", newline="") as file,
+    ):
         runs = {line["run"]: line for line in csv.DictReader(file)}
     planned = plan_sweep(path, command.load_rows(), command.seeds, only=command.rows or None)
     sweep = replace(planned, origins=[Origin(*x) for x in archive["origins"]])
@@ -86,7 +94,7 @@ def _collect_row(
     )
 
 
-def rebuild(folder: Path) -> None:
+def rebuild(folder: tyro.conf.Positional[Path]) -> None:
     """Replace the tables and the figure of differences in a report's folder."""
     with tempfile.TemporaryDirectory() as temporary:
         # The report's title and notes contain the sweep's name.
@@ -103,4 +111,5 @@ def rebuild(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    rebuild(Path(sys.argv[1]))
+    prog = "python -m experiments.rebuild_report"
+    sys.exit(run_and_report(lambda: tyro.cli(rebuild, prog=prog)))

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from experiments.positions.study import Score, Study
-from transformer_jax.config.rows import CONTROL
 from transformer_jax.reports.results import MARGINS
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
@@ -122,7 +121,7 @@ def analyze_bucket(study: Study, number: int, name: Score) -> Analysis:
     scores = {
         scheme: dict(zip(study.seeds[scheme], _values(study, scheme, number, name), strict=True))
         for scheme in study.curves
-        if scheme != CONTROL
+        if scheme not in study.controls
     }
     confidence = 1 - (1 - CONFIDENCE) / len(study.buckets)
     return analyze({study.schemes[0]: {}, **scores}, confidence)
@@ -170,7 +169,9 @@ def _describe_exceptions(study: Study) -> list[str]:
     ]
     seeds = set(study.seeds[study.schemes[0]])
     incomplete = [
-        scheme for scheme in study.curves if scheme != CONTROL and set(study.seeds[scheme]) != seeds
+        scheme
+        for scheme in study.curves
+        if scheme not in study.controls and set(study.seeds[scheme]) != seeds
     ]
     notes = []
     if high_variance:
@@ -187,26 +188,24 @@ def _describe_exceptions(study: Study) -> list[str]:
     return notes
 
 
-def _describe_control(study: Study) -> list[str]:
-    """Return a note that states in how many buckets the control seems to differ, if there is one.
+def _describe_control(study: Study, control: str, copied: str) -> str:
+    """Return a note that states in how many buckets a control seems to differ.
 
-    A control is compared by Welch's method, because its seeds are not those of the first scheme.
+    A control is compared by Welch's method, because its seeds are not those of the copied scheme.
     """
-    if not {CONTROL, study.schemes[0]} <= study.curves.keys():
-        return []
     names: tuple[Score, ...] = ("perplexity", study.metric)
     parts = []
     for name in names:
         found = 0
         for number in range(len(study.buckets)):
-            ours, theirs = (_values(study, x, number, name) for x in (CONTROL, study.schemes[0]))
+            ours, theirs = (_values(study, x, number, name) for x in (control, copied))
             interval = welch_interval(ours, theirs, 1 - (1 - CONFIDENCE) / len(study.buckets))
             found += interval is not None and interval.excludes_zero
         parts.append(f"{found} of {len(study.buckets)} ({LABELS[name].split(',')[0]})")
-    return [
-        f"{CONTROL} is a copy of {study.schemes[0]} with other seeds. By Welch's method with "
-        f"Bonferroni's correction, it seems to differ in {' and '.join(parts)} buckets."
-    ]
+    return (
+        f"{control} is a copy of {copied} with other seeds. By Welch's method with Bonferroni's "
+        f"correction, it seems to differ in {' and '.join(parts)} buckets."
+    )
 
 
 def _label_buckets(axes: "Axes", study: Study) -> None:
@@ -253,7 +252,7 @@ def to_markdown(study: Study, provenance: str = "") -> str:
         rows = [
             [scheme, *(_format_difference(study, scheme, x, name) for x in range(len(columns)))]
             for scheme in study.schemes[1:]
-            if scheme != CONTROL
+            if scheme not in study.controls
         ]
         title = "ln perplexity" if name == "perplexity" else LABELS[name]
         if rows:
@@ -315,7 +314,11 @@ def footnotes(study: Study) -> Sequence[str]:
         "their logarithms). In the figure, every mean outside its bucket's gray band differs "
         f"significantly{limits}.",
         *exceptions,
-        *_describe_control(study),
+        *(
+            _describe_control(study, name, copied)
+            for name, copied in study.controls.items()
+            if {name, copied} <= study.curves.keys()
+        ),
     ]
     margins = ", ".join(
         f"{MARGINS[name]:g} {'ln perplexity' if name == 'perplexity' else LABELS[name]}"

@@ -9,18 +9,19 @@ another model if the buckets end at given edges.
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from experiments.sentences import Sentence, read_sentences
+from transformer_jax.config.rows import CONTROL
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics, score
 from transformer_jax.reports.footnotes import describe_missing
-from transformer_jax.sweeps.plan import Sweep
+from transformer_jax.sweeps.plan import Sweep, find_copied
 from transformer_jax.sweeps.status import read_status
 
 # The minimum number of sentences in a bucket.
@@ -68,6 +69,8 @@ class Study:
     """The score curve of each scheme that has a finished run."""
     missing: Sequence[str]
     """Notes on the runs and sentences that were not scored, with the reasons."""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    """The scheme that each negative control copies."""
 
     @property
     def reaches_limit(self) -> bool:
@@ -127,7 +130,12 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     reference = [finished[0][0].reference]
     signature = score(reference, reference, tokenizer=tokenizer).bleu_signature
     notes = [*describe_missing(missing), *(f"Missing: {text}" for text in excluded)]
-    return Study(list(sweep.rows), seeds, limit, buckets, metric, signature, curves, notes)
+    controls = {
+        name: find_copied(sweep.rows, name) for name, row in sweep.rows.items() if row.is_control
+    }
+    return Study(
+        list(sweep.rows), seeds, limit, buckets, metric, signature, curves, notes, controls
+    )
 
 
 def read_scores(path: Path) -> Study:
@@ -160,7 +168,9 @@ def read_scores(path: Path) -> Study:
     except (OSError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise StorageError(f"{path} cannot be read: {error!r}") from error
     buckets = [Bucket(above, end, np.arange(count)) for above, end, count in bounds]
-    return Study(list(curves), seeds, limit, buckets, metric, "", curves, [])
+    # The table contains only names. `sweep --control` adds a copy of the first row with this name.
+    controls = {CONTROL: next(iter(curves))} if CONTROL in list(curves)[1:] else {}
+    return Study(list(curves), seeds, limit, buckets, metric, "", curves, [], controls)
 
 
 def split_by_length(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pages import ROOT
 
-from experiments.dev_and_test import compare_pairs, describe, read_scores
+from experiments.dev_and_test import compare_pairs, describe, read_scores, write
+from transformer_jax.errors import StorageError
 
 RESULTS = ROOT / "experiments/results"
 
@@ -36,5 +37,17 @@ def test_only_finished_runs_count(tmp_path: Path) -> None:
         writer.writerow(["run", "status", "dev_perplexity", "test_bleu"])
         writer.writerow(["base/seed-0", "done", math.e, 30.5])
         writer.writerow(["E/seed-3", "queued", "", ""])
+        writer.writerow(["control/seed-20000", "done", math.e, 30.5])
     assert read_scores(tmp_path, "dev", "perplexity") == {"base": {0: pytest.approx(1)}}
     assert read_scores(tmp_path, "test", "bleu") == {"base": {0: 30.5}}
+
+
+def test_rows_without_scores_in_the_paper_have_no_verdict() -> None:
+    page = "".join(describe(RESULTS / "since2017"))
+    [line] = [x for x in page.split("## BLEU on the dev")[0].splitlines() if "alibi" in x][:1]
+    assert [cell.strip() for cell in line.split("|")[5:7]] == ["-", "-"]
+
+
+def test_a_folder_that_is_not_a_report_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"^{tmp_path} cannot be read as a report: "):
+        write(tmp_path)

@@ -172,6 +172,12 @@ def test_a_small_bucket_is_merged_with_a_neighbor_or_reported() -> None:
 def test_buckets_end_at_the_given_edges(sweep: Sweep) -> None:
     study = score_by_length(sweep, (16, 4))
     assert [bucket.name for bucket in study.buckets] == ["(0, 4]", "(4, 16]"]
+    assert study.controls == {}
+    first, *others = sweep.rows
+    control = replace(sweep.rows[first], is_control=True)
+    rows = {first: sweep.rows[first], **dict.fromkeys(others, control)}
+    copies = score_by_length(replace(sweep, rows=rows), (16, 4))
+    assert copies.controls == dict.fromkeys(others, first)
     assert study.missing[-1].startswith("Missing: longer than 16: ")
     assert main([str(sweep.path), "--edges", "4", "7"]) == 0
     folder = sweep.path / "by-length"
@@ -304,25 +310,25 @@ def test_a_control_is_described_but_does_not_change_the_comparisons() -> None:
     values = {"base": rng.normal(30, 1, 3), "other": rng.normal(35, 1, 3)}
     buckets = [Bucket(0, 8, np.arange(20)), Bucket(8, 16, np.arange(20))]
 
-    def describe(**control: np.ndarray) -> str:
-        every = {**values, **control}
+    def describe(**controls: np.ndarray) -> str:
+        every = {**values, **controls}
         curves: dict[str, Any] = {
             k: [{"perplexity": list(x), "exact": list(x)}] * 2 for k, x in every.items()
         }
-        seeds = {k: range(20_000, 20_003) if k == "control" else range(3) for k in every}
-        study = Study(list(every), seeds, 8, buckets, "exact", "", curves, [])
+        seeds = {k: range(20_000, 20_003) if k == "again" else range(3) for k in every}
+        study = Study(list(every), seeds, 8, buckets, "exact", "", curves, [], {"again": "base"})
         assert significance_bands(study, "exact") == significance_bands(
             replace(study, schemes=list(values), curves={k: curves[k] for k in values}), "exact"
         )
         return to_markdown(study)
 
     assert "copy" not in describe()
-    same = describe(control=values["base"] + 0.1)
-    assert "| control | " in same
-    assert "control is a copy of base with other seeds. " in same
+    same = describe(again=values["base"] + 0.1)
+    assert "| again | " in same
+    assert "again is a copy of base with other seeds. " in same
     assert "it seems to differ in 0 of 2 (perplexity per token) and 0 of 2 (lines exac" in same
     assert "gray bands do not apply" not in same
-    far = describe(control=values["base"] + 20)
+    far = describe(again=values["base"] + 20)
     assert "it seems to differ in 2 of 2 (perplexity per token) and 2 of 2 (lines exac" in far
 
 
@@ -330,7 +336,8 @@ def test_a_control_is_not_described_before_the_row_that_it_copies_has_runs() -> 
     curves: dict[str, Any] = {"control": [{"perplexity": [2.0, 3.0], "exact": [50.0, 60.0]}]}
     seeds = {"base": [], "control": [20_000, 20_001]}
     buckets = [Bucket(0, 8, np.arange(20))]
-    text = to_markdown(Study(["base", "control"], seeds, 8, buckets, "exact", "", curves, []))
+    schemes, controls = ["base", "control"], {"control": "base"}
+    text = to_markdown(Study(schemes, seeds, 8, buckets, "exact", "", curves, [], controls))
     assert "| control | " in text
     assert "copy" not in text
 

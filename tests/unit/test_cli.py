@@ -48,6 +48,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("plot", "runs/x", "--kind", "head"): "got 'head'; did you mean 'heads'?",
     ("attention",): "needs a run and a source sentence: transformer-jax attention RUN SOURCE",
     ("attention", "runs/x"): "attention RUN SOURCE [TARGET] [OPTIONS]",
+    ("attention", "runs/x", "a", ""): "TARGET needs a value",
+    ("attention", "runs/x", ""): "attention RUN SOURCE [TARGET] [OPTIONS]",
     ("attention", "runs/x", "a", "b", "c"): "attention got an unexpected argument 'c'",
     ("attention", "runs/x", "a", "--kind", "crosss"): "got 'crosss'; did you mean 'cross'?",
     ("attention", "runs/x", "a", "--layer", "last"): "--layer must be an integer, got 'last'",

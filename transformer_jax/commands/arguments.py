@@ -63,6 +63,8 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         object.__setattr__(command, key, value)
     for key, (_, metadata) in fields.items():
         if Positional in metadata and getattr(command, key) in ("", ()):
+            if getattr(command_type, key, ()) is None:
+                raise UsageError(f"{key.upper()} needs a value")
             raise _missing(name, command_type)
         option = as_option(key)
         if getattr(command, key) == () and option in given_options(words):

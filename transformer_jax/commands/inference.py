@@ -269,7 +269,7 @@ class Package(CheckpointCommand):
     """The folder to create. Default: the run's name, followed by -package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The data type of the stored parameters. `bfloat16` halves the size of the parameters and
-    rounds them to two or three significant digits. Computations use float32."""
+    rounds them to two or three significant digits."""
     license: str = "unknown"
     """The license that the model card states, such as cc-by-4.0."""
     languages: Annotated[tuple[str, str] | None, arg(metavar="SOURCE TARGET")] = None

@@ -75,7 +75,7 @@ class Package(NamedTuple):
 
     steps: tuple[int, ...]
     dtype: Dtype
-    """The dtype in which the parameters are stored. Computations use float32."""
+    """The dtype in which the parameters are stored. `model.dtype` is that of computations."""
 
     @classmethod
     def from_dict(cls, data: JsonObject) -> Self:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
+from transformer_jax.data.text_files import SUFFIXES
 from transformer_jax.runs.run_folder import Dtype, evaluation_folders, read_scores
 
 CARD = """---
@@ -17,7 +18,7 @@ CARD = """---
 # {name}
 
 {architecture} that translates {direction}. It has {parameters:,}
-parameters, stored in {dtype}. Computations use float32.
+parameters, stored in {dtype}. Computations use {computation_dtype}.
 
 ## How to load it
 
@@ -93,7 +94,9 @@ def find_languages(data: DataConfig) -> tuple[str, str] | None:
         return "en", "de"
     if data.corpus == "tfds":
         return data.languages
-    suffixes = [Path(name.removesuffix(".gz")).suffix[1:] for name in data.train or ()]
+    paths = map(Path, data.train or ())
+    plain = [path.with_suffix("") if path.suffix in SUFFIXES else path for path in paths]
+    suffixes = [path.suffix[1:] for path in plain]
     are_codes = len(set(suffixes)) == 2 and all(re.fullmatch("[a-z]{2}", x) for x in suffixes)
     return (suffixes[0], suffixes[1]) if are_codes else None
 
@@ -135,6 +138,7 @@ def write_card(
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
         parameters=parameters,
         dtype=dtype,
+        computation_dtype=config.model.dtype,
         example="forty-two" if data.corpus == "number_words" else "One sentence.",
         data=_describe_data(data, versions, data_note),
         training=_describe_training(config, versions, steps),

@@ -1,4 +1,5 @@
 import copy
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from example_configs import SMALL
+from pages import ROOT
 from run_files import write_untrained_run
 
 from transformer_jax.cli import main
@@ -115,6 +117,16 @@ def test_what_marian_cannot_express_is_refused_in_one_line(
     with pytest.raises(UsageError, match=message) as refused:
         check_marian(SMALL.change(model=changes))
     assert "\n" not in str(refused.value)
+
+
+def test_the_documentation_lists_all_fields_that_exports_restrict() -> None:
+    # Recurrent and convolutional architectures are rejected.
+    others = {"rnn_cell", "rnn_input_feeding", "conv_kernel_width", "attention_implementation"}
+    text = (ROOT / "docs/interop.md").read_text("utf-8")
+    tables = re.findall(r"(?s)\n\| field \| values? \|\n.*?\n\n", text)
+    restricted = {field.name for field in fields(ModelConfig)} - FREE - others
+    for table, free in zip(tables, ({"layer_norm", "d_k"}, set[str]()), strict=True):
+        assert restricted - free <= set(re.findall(r"`model\.(\w+)`", table))
 
 
 @dataclass(frozen=True)

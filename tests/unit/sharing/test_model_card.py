@@ -71,6 +71,12 @@ def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None
     }
 
 
+def test_the_card_states_the_data_type_of_computations(tmp_path: Path) -> None:
+    assert "stored in float32. Computations use float32.\n" in card_of(tmp_path)
+    half = card_of(tmp_path, SMALL.change(model={"dtype": "bfloat16"}))
+    assert "stored in float32. Computations use bfloat16.\n" in half
+
+
 def test_a_note_on_the_data_is_a_paragraph_of_the_section_on_data(tmp_path: Path) -> None:
     card = card_of(tmp_path, data_note="\nFrom [a page](https://example.org).\n")
     section = card.split("## Data\n\n")[1].split("\n\n## Training")[0].split("\n\n")
@@ -132,6 +138,7 @@ def test_text_of_an_evaluation_stays_in_its_cell(tmp_path: Path) -> None:
         (DataConfig(), ("en", "de")),
         (DataConfig(corpus="tfds", languages=("de", "en")), ("de", "en")),
         (DataConfig(corpus="text", train=("a/train.en", "train.tok.de.gz")), ("en", "de")),
+        (DataConfig(corpus="text", train=("train.en.xz", "train.de.bz2")), ("en", "de")),
         (DataConfig(corpus="text", train=("train.src", "train.de")), None),
         (DataConfig(corpus="text", train=("en.txt", "de.txt")), None),
     ],
