@@ -235,7 +235,7 @@ def _settle_status(
     if is_stopping or code == 0 or status.status == "running" or (is_new and is_final):
         return status
     note = f"its worker exited with code {code}: see {run.log_file}"
-    write_status(run, "failed", note=note)
+    write_status(run, "failed", job="", note=note)
     return read_status(run)
 
 

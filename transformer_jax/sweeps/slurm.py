@@ -24,7 +24,13 @@ from transformer_jax.sweeps.launch import start_worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun
 from transformer_jax.sweeps.resources import Resources
 from transformer_jax.sweeps.slots import Slot
-from transformer_jax.sweeps.status import RunStatus, current_job, read_status, write_status
+from transformer_jax.sweeps.status import (
+    SLURM_SLOT,
+    RunStatus,
+    current_job,
+    read_status,
+    write_status,
+)
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -69,7 +75,7 @@ class Task:
         _await_submission(run)
         self._progress_at_start = _measure_progress(run)
         signal.signal(signal.SIGTERM, lambda *_: self._end_worker())
-        self._process = start_worker(sweep, [run], Slot("slurm"), self.step_timeout)
+        self._process = start_worker(sweep, [run], Slot(SLURM_SLOT), self.step_timeout)
         if self._is_ending:
             self._end_worker()
         _await_exit(self._process)

@@ -34,6 +34,8 @@ SILENT_SECONDS = 1800.0
 PROCESS_GONE = "its process no longer exists"
 # Environment variables that pass a slot's name and CPU cores to its worker.
 SLOT_VARIABLE = "TRANSFORMER_JAX_SLOT"
+# The slot of a worker whose Slurm job trains only the worker's run.
+SLURM_SLOT = "slurm"
 CORES_VARIABLE = "TRANSFORMER_JAX_CORES"
 # An environment variable with the name of a cluster's job, which can start the same run again.
 JOB_VARIABLE = "TRANSFORMER_JAX_JOB"
@@ -103,7 +105,13 @@ class RunStatus:
 
 
 def current_job() -> str:
-    """Return the ID of this process's job, or "". `squeue` prints the IDs of Slurm jobs."""
+    """Return the ID of this process's job, or "". `squeue` prints the IDs of Slurm jobs.
+
+    The worker of a local launcher has no job, even if the launcher runs in a Slurm allocation: the
+    allocation can contain several launchers, and its job does not start the run again.
+    """
+    if os.environ.get(SLOT_VARIABLE, SLURM_SLOT) != SLURM_SLOT:
+        return ""
     if job := os.environ.get(JOB_VARIABLE):
         return job
     array = os.environ.get("SLURM_ARRAY_JOB_ID")

@@ -177,13 +177,16 @@ def test_the_size_of_a_group_depends_on_the_memory_and_the_number_of_runs(
 
 @pytest.mark.parametrize("before", ["stopped", "failed"])
 def test_the_status_of_an_earlier_attempt_does_not_hide_a_crash(
-    before: str, tmp_path: Path
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
     sweep = make_sweep(tmp_path, "dies")
     set_status(sweep.runs[0], before, note="saved")
     [status] = launch(sweep, SLOTS[:1], lambda _: None, retry_failed=True)
     assert status.status == "failed"
     assert status.note.startswith("its worker exited with code -9: see ")
+    # The job is that of the launcher's allocation, so `slurm.submit` must not wait for it.
+    assert status.job == ""
 
 
 def test_runs_of_other_launchers_are_left_alone(tmp_path: Path) -> None:

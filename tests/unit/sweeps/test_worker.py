@@ -29,7 +29,7 @@ from transformer_jax.runs.metrics_file import format_report
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
-from transformer_jax.sweeps.status import read_status, write_status
+from transformer_jax.sweeps.status import SLOT_VARIABLE, read_status, write_status
 
 
 @pytest.fixture
@@ -243,11 +243,24 @@ def test_a_job_that_is_queued_again_takes_over_its_own_run_only(
 ) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv(SLOT_VARIABLE, "slurm")
     write_results(run, 5.0, 10)
     # The status file says that the run is still running on the previous node.
     write_status(run, "running", job=job, finished=["train", "dev", "test"])
     assert worker.run_worker([run], 60.0) == code
     assert read_status(run).status == status
+
+
+def test_a_local_worker_leaves_a_run_of_another_launcher_in_the_same_allocation_alone(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv(SLOT_VARIABLE, "cpu 0")
+    write_results(run, 5.0, 10)
+    write_status(run, "running", finished=["train", "dev", "test"])
+    assert worker.run_worker([run], 60.0) == RunInterrupted.exit_code
+    # `slurm.submit` does not submit a run whose job still exists.
+    assert (read_status(run).status, read_status(run).job) == ("running", "")
 
 
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
