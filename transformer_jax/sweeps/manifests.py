@@ -47,6 +47,7 @@ def format_manifest(
     The first lines of the file, which are comments, contain the command that uses the file. Each
     run imports the files `imports`, whose paths are relative to the working directory of its job.
     The name of a JobSet ends with `suffix`, because Kubernetes does not change an existing JobSet.
+    So do the IDs of the jobs, because a job takes over a run from a job with the same ID.
     """
     if not runs:
         raise UsageError(f"there is nothing to start: no run of {url} is queued or stopped")
@@ -62,7 +63,7 @@ def format_manifest(
             f"  sky jobs launch {options} {shlex.quote(file)}",
             "done",
         ]
-        content = _skypilot(name, cluster, imports)
+        content = _skypilot(name, f"skypilot-{name}{suffix}", cluster, imports)
         content["run"] = f'{worker} "$RUN" {step_timeout:g}\n'
     else:
         commands = [f"kubectl apply --filename {shlex.quote(file)}"]
@@ -77,7 +78,7 @@ def _list_imports(imports: Sequence[str]) -> dict[str, str]:
     return {IMPORTS: os.pathsep.join(imports)} if imports else {}
 
 
-def _skypilot(name: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject:
+def _skypilot(name: str, job: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject:
     if cluster.image is None and cluster.setup is None:
         raise UsageError("--launcher skypilot needs --cluster.setup or --cluster.image")
     resources = {
@@ -93,7 +94,7 @@ def _skypilot(name: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject
         "resources": {key: value for key, value in resources.items() if value is not None},
         # SkyPilot copies this folder to the working directory of each job.
         **({"workdir": "."} if imports else {}),
-        "envs": {"RUN": "", JOB_VARIABLE: f"skypilot-{name}", **_list_imports(imports)},
+        "envs": {"RUN": "", JOB_VARIABLE: job, **_list_imports(imports)},
         **({} if cluster.setup is None else {"setup": cluster.setup}),
     }
 

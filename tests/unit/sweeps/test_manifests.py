@@ -146,6 +146,17 @@ def test_only_temporary_failures_start_a_run_again() -> None:
     assert recovery == {"recover_on_exit_codes": [75]}
 
 
+def test_a_job_of_a_later_file_does_not_own_the_runs_of_an_earlier_file() -> None:
+    files = [
+        format_manifest("skypilot", URL, RUNS, SKYPILOT, 60.0, FILE, suffix=suffix)
+        for suffix in ("-1128093000", "-1128093001")
+    ]
+    assert [yaml.safe_load(text)["envs"]["TRANSFORMER_JAX_JOB"] for text in files] == [
+        "skypilot-table-3-1128093000",
+        "skypilot-table-3-1128093001",
+    ]
+
+
 def test_the_jobs_import_the_files_of_a_sweep() -> None:
     value = os.pathsep.join(imports := ["ideas/norm.py", "rows.py"])
     sky = yaml.safe_load(manifest("skypilot", SKYPILOT, imports=imports))
