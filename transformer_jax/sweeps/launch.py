@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from transformer_jax.distributed.supervisor import train_command
-from transformer_jax.errors import RunInterrupted, storage_errors
+from transformer_jax.errors import ConfigError, RunInterrupted, storage_errors
 from transformer_jax.files import read_json_if_valid
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.signals import handle_signals
@@ -217,7 +217,11 @@ def can_train_together(first: SweepRun, run: SweepRun) -> bool:
         numbers = [(x.model.numbers(), x.train.numbers()) for x in (one, other)]
         if [x.keys() for x in numbers[0]] != [x.keys() for x in numbers[1]]:
             return False
-        other = other.change(model=numbers[0][0], train=numbers[0][1])
+        try:
+            other = other.change(model=numbers[0][0], train=numbers[0][1])
+        except ConfigError:
+            # The first run's numbers are valid with the first run's other settings.
+            return False
     # `jax.pmap` cannot be part of a larger program.
     is_possible = other.change(train=train) == one and one.train.parallelism != "pmap"
     return is_possible and not any(read_status(x).finished for x in (first, run))

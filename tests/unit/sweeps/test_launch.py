@@ -134,6 +134,10 @@ def test_only_untrained_runs_that_differ_in_seed_and_numbers_train_together(tmp_
     rows["D2"] = Row(SMALL.change(model={"dropout": 0.2}, train={"label_smoothing": 0.2}))
     # Clipping adds an operation to the program.
     rows["clipped"] = Row(SMALL.change(train={"clip_norm": 1.0}))
+    # The warmup of the long schedule has more steps than the short schedule.
+    for name, steps in (("long", 1000), ("short", 400)):
+        schedule = {"schedule": "cosine", "steps": steps, "warmup_steps": steps // 2}
+        rows[name] = Row(SMALL.change(train=schedule))
     sweep = plan_sweep(tmp_path / "s", {**rows, "other": Row(SMALL.change(model={"d_ff": 8}))}, 2)
     sweep.store()
     first, second = (sweep.find(f"base/seed-{seed}") for seed in (0, 1))
@@ -141,6 +145,7 @@ def test_only_untrained_runs_that_differ_in_seed_and_numbers_train_together(tmp_
     assert launcher.can_train_together(first, sweep.find("D2/seed-1"))
     assert not launcher.can_train_together(first, sweep.find("clipped/seed-1"))
     assert not launcher.can_train_together(first, sweep.find("other/seed-1"))
+    assert not launcher.can_train_together(sweep.find("long/seed-0"), sweep.find("short/seed-0"))
     assert not launcher.can_train_together(*(sweep.find(f"pmap/seed-{seed}") for seed in (0, 1)))
     second.path.mkdir(parents=True)
     set_status(second, "stopped", finished=["train"])
