@@ -107,8 +107,13 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
     """Train untrained runs in one program; return the exit code.
 
     Afterward, the status of each run is "running" (if its training is complete), "failed", or
-    "stopped". If the device does not have enough memory, train each half of the runs.
+    "stopped". If the device does not have enough memory, train each half of the runs. After a
+    signal, start nothing.
     """
+    if signals:
+        for run in runs:
+            write_status(run, "stopped", note="stopped before training")
+        return errors.RunInterrupted.exit_code
     for run in runs:
         write_status(run, "running", phase="train", finished=[])
     if len(runs) == 1:

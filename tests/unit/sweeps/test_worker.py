@@ -1,6 +1,7 @@
 """Test that a worker runs the remaining phases of its run."""
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -200,6 +201,31 @@ def test_the_last_run_of_a_group_that_needs_too_much_memory_trains_alone(
         ("failed", 0),
         ("failed", 7),
     ]
+
+
+def test_a_signal_during_the_first_half_of_a_divided_group_stops_the_second_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = plan_sweep(tmp_path / "s", {"base": Row(SMALL)}, 4)
+    sweep.store()
+    trained = []
+
+    def supervise_fake(
+        command: list[str], *_: object, forwarded_signals: list[int], **__: object
+    ) -> int:
+        trained.append(command[-1])
+        if len(trained) == 1:
+            return OutOfMemoryError.exit_code
+        forwarded_signals.append(signal.SIGTERM)
+        return RunInterrupted.exit_code
+
+    monkeypatch.setattr(worker, "supervise", supervise_fake)
+    assert worker.run_worker(sweep.runs, 60.0) == RunInterrupted.exit_code
+    names = [run.name for run in sweep.runs]
+    assert trained == [",".join(names), ",".join(names[:2])]
+    statuses = [read_status(run) for run in sweep.runs]
+    assert [status.status for status in statuses] == ["stopped"] * 4
+    assert statuses[-1].note == "stopped before training"
 
 
 @pytest.mark.slow
