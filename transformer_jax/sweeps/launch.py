@@ -126,7 +126,7 @@ class _Queue:
 
     def pop(self, first: SweepRun | None = None) -> SweepRun | None:
         """Remove and return a run that is ready and can train together with `first`, or None."""
-        ended = [run for run in self._ending if read_status(run).status != "running"]
+        ended = [run for run in self._ending if not _is_running(run)]
         self._ending = [run for run in self._ending if run not in ended]
         self._pending += ended
         for run in list(self._pending):
@@ -168,9 +168,10 @@ class _Pool:
         self._step_timeout = step_timeout
         self.workers: dict[tuple[SweepRun, ...], tuple[Slot, subprocess.Popen[bytes]]] = {}
         # If an earlier launcher was killed, its workers keep their slots until they exit.
-        running = {s.slot: s.run for s in map(read_status, sweep.runs) if s.status == "running"}
-        self._orphans = {running[slot.name]: slot for slot in slots if slot.name in running}
-        self.free = [slot for slot in slots if slot.name not in running]
+        statuses = [s for s in map(read_status, sweep.runs) if s.status == "running"]
+        running = {x.name: tuple(s.run for s in statuses if s.slot == x.name) for x in slots}
+        self._orphans = {running[slot.name]: slot for slot in slots if running[slot.name]}
+        self.free = [slot for slot in slots if not running[slot.name]]
 
     def start(self, runs: tuple[SweepRun, ...]) -> Slot:
         """Start a worker for the runs in a free slot and return the slot."""
@@ -186,7 +187,7 @@ class _Pool:
                 del self.workers[runs]
                 self.free.append(slot)
                 ended.append((runs, process))
-        orphans = [run for run in self._orphans if read_status(run).status != "running"]
+        orphans = [runs for runs in self._orphans if not any(map(_is_running, runs))]
         self.free += map(self._orphans.pop, orphans)
         return ended
 
@@ -225,6 +226,10 @@ def can_train_together(first: SweepRun, run: SweepRun) -> bool:
     # `jax.pmap` cannot be part of a larger program.
     is_possible = other.change(train=train) == one and one.train.parallelism != "pmap"
     return is_possible and not any(read_status(x).finished for x in (first, run))
+
+
+def _is_running(run: SweepRun) -> bool:
+    return read_status(run).status == "running"
 
 
 def _settle_status(

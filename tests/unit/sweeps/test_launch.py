@@ -265,6 +265,19 @@ def test_a_worker_of_a_killed_launcher_keeps_its_slot_until_it_ends(tmp_path: Pa
     assert [read_status(run).status for run in sweep.runs] == ["done", "done"]
 
 
+def test_the_slot_of_an_orphaned_group_is_free_when_its_last_run_ends(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, "waits", seeds=2)
+    details = {"host": socket.gethostname(), "pid": os.getpid(), "slot": SLOTS[0].name}
+    for run in sweep.runs:
+        set_status(run, "running", **details)
+    pool = launcher._Pool(sweep, SLOTS, 60.0)
+    assert pool.free == SLOTS[1:]
+    for run, free in zip(reversed(sweep.runs), (SLOTS[1:], SLOTS[::-1]), strict=True):
+        set_status(run, "done", finished=["train"])
+        pool.remove_ended()
+        assert pool.free == free
+
+
 def test_a_launcher_waits_for_a_run_that_another_launcher_has_just_started(tmp_path: Path) -> None:
     """Both launchers read the run's status before either of them starts the run."""
     sweep = make_sweep(tmp_path, "waits")
