@@ -41,6 +41,8 @@ MAX_SEEDS = 10_000
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# The name of a row that has no name of its own, such as that of a config file with one config.
+UNNAMED = "run"
 # The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
 # The difference between a control's seeds and those of the other rows. Trials have further seeds.
@@ -315,9 +317,11 @@ def plan_sweep(
     for name in only or ():
         if name not in rows:
             raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
+    if {"", UNNAMED} <= rows.keys():
+        raise UsageError(f"the row without a name and another row would both be {UNNAMED!r}")
     base, rows = next(iter(rows)), _with_same_batch_shapes(rows)
     selected = {
-        check_row_name(name or "run"): row
+        check_row_name(name or UNNAMED): row
         for name, row in rows.items()
         if only is None or name in (base, *only) or row.is_control
     }

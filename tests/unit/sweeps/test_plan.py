@@ -144,6 +144,12 @@ def test_a_row_name_must_be_valid_as_a_folder_name() -> None:
             plan_sweep(Path("s"), {name: ROWS["base"]}, 1)
 
 
+def test_a_row_without_a_name_cannot_replace_another_row() -> None:
+    assert list(plan_sweep(Path("s"), {"": ROWS["base"]}, 1).rows) == ["run"]
+    with pytest.raises(UsageError, match="another row would both be 'run'"):
+        plan_sweep(Path("s"), {"": ROWS["base"], "run": ROWS["E"]}, 1)
+
+
 def test_rows_have_the_number_of_batch_shapes_that_suits_the_first_row(tmp_path: Path) -> None:
     large = SMALL.change(model={"num_layers": 100, "d_ff": 100_000}, train={"steps": 100_000})
     assert large.with_batch_shapes().data.max_batch_shapes == 12
