@@ -176,7 +176,7 @@ class Sweep:
                 ")",
             )
         for name in stored.rows.keys() & self.rows.keys():
-            _check_unchanged(self.path, name, stored.rows[name].config, self.rows[name].config)
+            _check_unchanged(self.path, name, stored.rows[name], self.rows[name])
         return stored
 
     def _merge(self) -> None:
@@ -276,7 +276,10 @@ def _describe_tuning(tuning: Tuning | None) -> str:
 
 def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = None) -> Path:
     """Return `path`, or add a number to it if the sweep in `path` cannot include these rows."""
-    configs = {name: row.config for name, row in _with_same_batch_shapes(rows).items()}
+    rows = _with_same_batch_shapes(rows)
+
+    def is_same(one: Row, other: Row) -> bool:
+        return one.config == other.config and one.is_control == other.is_control
 
     def accepts(path: Path) -> bool:
         if is_free(path):
@@ -284,8 +287,8 @@ def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = N
         stored = Sweep.open(path)
         return (
             _without_choices(stored.tuning) == _without_choices(tuning)
-            and next(iter(stored.rows)) == next(iter(configs))
-            and all(stored.rows[x].config == configs[x] for x in stored.rows.keys() & configs)
+            and next(iter(stored.rows)) == next(iter(rows))
+            and all(is_same(stored.rows[x], rows[x]) for x in stored.rows.keys() & rows)
         )
 
     return find_free_path(path, accepts, is_folder=True)
@@ -398,10 +401,14 @@ def check_row_name(name: str) -> str:
     return name
 
 
-def _check_unchanged(path: Path, name: str, stored: Config, given: Config) -> None:
+def _check_unchanged(path: Path, name: str, stored: Row, given: Row) -> None:
+    if stored.is_control != given.is_control:
+        # Controls have other seeds, so the runs that the sweep has trained would not count.
+        kind = "a control" if stored.is_control else "not a control"
+        raise UsageError(f"row {name} in {path} is {kind}: rename the new row")
     changes = ", ".join(
         f"{section}.{key} {before!r} -> {after!r}"
-        for (section, key), (before, after) in stored.differences(given).items()
+        for (section, key), (before, after) in stored.config.differences(given.config).items()
     )
     if changes:
         raise UsageError(

@@ -115,6 +115,22 @@ def test_a_control_that_is_added_later_keeps_the_config_of_the_row_that_it_copie
     assert stored["control/seed-20000"].config.model.positions == "learned"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_ordinary_row_cannot_become_a_control_and_vice_versa(
+    first: bool, tmp_path: Path
+) -> None:
+    plans = [
+        {"base": ROWS["base"], "copy": Row(BASE, is_control=control)}
+        for control in (first, not first)
+    ]
+    plan_sweep(tmp_path / "s", plans[0], 1).store()
+    assert choose_folder(tmp_path / "s", plans[0]) == tmp_path / "s"
+    assert choose_folder(tmp_path / "s", plans[1]) == tmp_path / "s-2"
+    with pytest.raises(UsageError, match=f"is {'' if first else 'not '}a control: rename"):
+        plan_sweep(tmp_path / "s", plans[1], 1).store()
+    assert Sweep.open(tmp_path / "s").rows == plans[0]
+
+
 def test_a_control_that_copies_no_row_is_an_error() -> None:
     rows = {"base": ROWS["base"], "other": replace(ROWS["E"], is_control=True)}
     message = "^row other is a control, but no other row has the same config$"
