@@ -43,15 +43,28 @@ def split_field(name: str) -> tuple[str, str]:
 
 def parse_value(field: str, text: str) -> FieldValue:
     """Convert text to a value for a field, such as 0.5, True, None, or "learned"."""
-    section, key = split_field(field)
-    form, _ = annotations(annotations(Config)[section][0])[key]
+    form = _field_type(field)
     value: FieldValue = text
     if form is not str and text not in getattr(form, "__args__", ()):
         named = {"true": True, "false": False, "none": None}
         with contextlib.suppress(ValueError, SyntaxError):
             value = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
+    return normalize_value(field, value)
+
+
+def normalize_value(field: str, value: FieldValue) -> FieldValue:
+    """Return a field's value; convert an integer to a float if the field can be a float.
+
+    Names contain values, so equal values must have the same form.
+    """
+    form = _field_type(field)
     is_real = form is float or float in getattr(form, "__args__", ())
     return float(value) if is_real and type(value) is int else value
+
+
+def _field_type(field: str) -> object:
+    section, key = split_field(field)
+    return annotations(annotations(Config)[section][0])[key][0]
 
 
 def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from transformer_jax.config import Row
-from transformer_jax.config.rows import FieldValue, split_field
+from transformer_jax.config.rows import FieldValue, normalize_value, split_field
 from transformer_jax.errors import DivergedError, SweepFailedError, UsageError
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.sweeps.plan import Sweep, Tuning, check_num_seeds, check_row_name
@@ -29,6 +29,7 @@ def plan_tuning(
     section, key = split_field(field)
     if section not in ("model", "train") or field == "train.seed":
         raise UsageError(f"only the fields of model and train can be tuned, got {field}")
+    values = [normalize_value(field, value) for value in values]
     if len(set(values)) < max(2, len(values)):
         raise UsageError(f"tuning {field} needs at least two different values")
     check_num_seeds("the number of trial seeds", num_seeds)

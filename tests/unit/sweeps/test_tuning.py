@@ -138,6 +138,16 @@ def test_a_sweep_keeps_its_tuning(tmp_path: Path) -> None:
             plan_sweep(path, ROWS, 1, tuning=changed).store()
 
 
+def test_integers_and_floats_are_the_same_values() -> None:
+    tuning = plan_tuning(ROWS, FIELD, [0.5, 1])
+    trials = plan_sweep(Path("s"), ROWS, 1, tuning=tuning).trials
+    assert [run.name for run in trials if run.row == "base"] == [
+        "tune/base/0.5/seed-10000",
+        "tune/base/1.0/seed-10000",
+    ]
+    assert str(plan_tuning(ROWS, "train.warmup_steps", [4, 8]).values) == "(4, 8)"
+
+
 def test_a_value_that_a_row_cannot_use_is_rejected() -> None:
     with pytest.raises(UsageError, match=r"row wide sets model.d_ff itself"):
         plan_tuning(ROWS, "model.d_ff", [32, 48])
