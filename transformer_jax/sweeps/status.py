@@ -229,7 +229,7 @@ def with_results(status: RunStatus, *, any_search: bool = False, since: float = 
     scores = {s: _read_scores(folder) for s, folder in evaluations.items()}
     dev_bleus = [{"bleu": report["bleu"]} for report in dev if "bleu" in report]
     # Reports written before an interruption would make training appear slow.
-    timed = [report for report in train if report.get("time", -1.0) >= since]
+    timed = [report for report in train if "time" in report and report["time"] >= since]
     newest = ChainMap(_numbers(scores.get("dev", {})), *dev[-1:], *dev_bleus[-1:])
     is_running = status.status == "running"
     return replace(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -136,6 +137,18 @@ def test_values_of_unexpected_types_in_files_are_ignored(run: SweepRun, value: o
     status = read_status(run)
     assert (status.step, status.perplexity, status.seconds_left) == (4, 5.5, None)
     assert status.evaluations == {"dev": run.path / "evaluations" / "dev-step4-average1"}
+
+
+@pytest.mark.parametrize("since", [-5, -math.inf])
+def test_reports_without_a_time_do_not_determine_the_remaining_time(
+    run: SweepRun, since: float
+) -> None:
+    run.path.mkdir()
+    reports = [{"step": step, "split": "train"} for step in (2, 4)]
+    (run.path / "metrics.jsonl").write_text("".join(map(format_report, reports)))
+    details = {"pid": os.getpid(), "host": os.uname().nodename}
+    set_status(run, "running", **details, time=since)
+    assert (read_status(run).status, read_status(run).seconds_left) == ("running", None)
 
 
 def test_a_run_whose_process_is_gone_is_not_running(run: SweepRun) -> None:
