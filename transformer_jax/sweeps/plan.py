@@ -41,7 +41,7 @@ MAX_SEEDS = 10_000
 FORMAT = 2
 # A row's name is also the name of its folder.
 ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# The name of a row that has no name of its own, such as that of a config file with one config.
+# Sweeps use this name for a row without a name, such as that of a file with only one config.
 UNNAMED = "run"
 # The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
