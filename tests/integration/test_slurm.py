@@ -21,7 +21,7 @@ from run_files import set_status, write_results
 
 from transformer_jax.cli import main
 from transformer_jax.config import Row
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import DivergedError, UsageError
 from transformer_jax.sweeps import launch, slurm
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
 from transformer_jax.sweeps.status import RunStatus, read_status, write_status
@@ -157,6 +157,34 @@ def test_the_rows_are_submitted_after_their_trials(
     assert rates == {"base": 1.0, "B": 0.5}
     assert {x.job for x in statuses().values()} == {"71_0", "71_1"}
     assert len(submissions(cluster)) == 2
+
+
+def test_a_row_that_diverges_with_every_value_is_not_submitted_again(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune = ("--seeds", "1", "--tune", "train.learning_rate_scale", "0.5", "1")
+    assert submit_sweep(*tune) == 0
+    for run in Sweep.open(Path("sweeps/mine")).trials:
+        if run.row == "base":
+            set_status(run, "failed", exit_code=DivergedError.exit_code)
+        else:
+            write_results(run, 5.0, 5, splits=["dev"])
+            set_status(run, "done", finished=["train", "dev"])
+    capsys.readouterr()
+    assert submit_sweep(*tune) == 0
+    out = capsys.readouterr().out
+    assert "submitted job 71 (1 task)" in out
+    assert "trials" not in out
+    assert {name: status.job for name, status in statuses().items()} == {
+        "base/seed-0": "",
+        "B/seed-0": "71",
+    }
+    (cluster / "queue").write_text("71\n")
+    assert submit_sweep(*tune) == 1
+    assert submit_sweep(*tune, "--retry-failed") == 0
+    out = capsys.readouterr().out
+    assert "submitted array 72 (2 tasks" in out
+    assert "when the trials have ended" in out
 
 
 def test_only_runs_that_slurm_has_dropped_are_submitted_again(

@@ -291,7 +291,8 @@ class Sweep(ConfigCommand):
 
 
 def _explain_trials(part: "plan.Sweep") -> None:
-    if any(run.is_trial for run in part.runs):
+    # Next to other runs, trials are those of a row that diverged with every value.
+    if all(run.is_trial for run in part.runs):
         stdout.print("when the trials have ended, repeat this command to train the rows")
 
 

@@ -139,8 +139,9 @@ class Sweep:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all runs except those of a control, in ascending order."""
-        return sorted({run.seed for run in self.runs if not self.rows[run.row].is_control})
+        """The seeds of all runs except trials and those of a control, in ascending order."""
+        runs = [run for run in self.runs if not run.is_trial]
+        return sorted({run.seed for run in runs if not self.rows[run.row].is_control})
 
     def find(self, name: str) -> SweepRun:
         """Return the run with this name; raise UsageError if the sweep has no such run."""

@@ -8,14 +8,20 @@ trial only by chance has no advantage in the report.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from transformer_jax.config import Row
 from transformer_jax.config.rows import FieldValue, normalize_value, split_field
 from transformer_jax.errors import DivergedError, SweepFailedError, UsageError
 from transformer_jax.runs.metrics_file import is_number
-from transformer_jax.sweeps.plan import Sweep, Tuning, check_num_seeds, check_row_name
+from transformer_jax.sweeps.plan import (
+    Sweep,
+    Tuning,
+    check_num_seeds,
+    check_row_name,
+    find_copied,
+)
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 
 # The difference between the first trial seed and the first seed of a sweep.
@@ -58,6 +64,12 @@ def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
 
     A trial that diverged is worse than all others. If the trials of several values are equally
     good, the first value is chosen. With `retry_failed`, failed trials do not count as ended.
+
+    If all trials of a row diverged, the result contains these trials instead of the row and its
+    runs.
+
+    Raises:
+        SweepFailedError: a trial failed for another reason, or all trials of all rows diverged.
     """
     statuses = [read_status(run) for run in open_trials(sweep).runs]
     if retry_failed:
@@ -65,16 +77,30 @@ def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
         statuses = [status for status in statuses if status.run.row not in failed]
     check_finished([status for status in statuses if not _has_diverged(status)])
     chosen: dict[str, FieldValue] = {}
+    diverged: set[str] = set()
     for row in dict.fromkeys(status.run.row for status in statuses):
         scores = trial_scores(sweep, [s for s in statuses if s.run.row == row])
         if scores is None:
             continue
         value = min(scores, key=scores.__getitem__)
-        if not math.isfinite(scores[value]):
-            field = "" if sweep.tuning is None else sweep.tuning.field
-            raise SweepFailedError(f"row {row} diverged with every value of {field}")
-        chosen[row] = value
-    return sweep.choose(chosen)
+        if math.isfinite(scores[value]):
+            chosen[row] = value
+        else:
+            diverged.add(row)
+    return _without_rows(sweep.choose(chosen), diverged)
+
+
+def _without_rows(sweep: Sweep, diverged: Collection[str]) -> Sweep:
+    rows = {
+        name: row
+        for name, row in sweep.rows.items()
+        # A control is trained with the value of the row that it copies.
+        if (find_copied(sweep.rows, name) if row.is_control else name) not in diverged
+    }
+    if not rows and sweep.tuning is not None:
+        raise SweepFailedError(f"all rows diverged with every value of {sweep.tuning.field}")
+    runs = [run for run in sweep.trials if run.row in diverged]
+    return replace(sweep, rows=rows, runs=runs + [run for run in sweep.runs if run.row in rows])
 
 
 def trial_scores(sweep: Sweep, statuses: Sequence[RunStatus]) -> dict[FieldValue, float] | None:

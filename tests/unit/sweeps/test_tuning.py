@@ -9,10 +9,13 @@ import pytest
 from example_configs import SMALL
 from run_files import set_status, write_results
 
+from transformer_jax import api
 from transformer_jax.config import Config, Row
+from transformer_jax.config.rows import with_control
 from transformer_jax.errors import ConfigError, DivergedError, SweepFailedError, UsageError
 from transformer_jax.files import read_json
 from transformer_jax.sweeps.plan import Sweep, SweepRun, choose_folder, plan_sweep
+from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 from transformer_jax.sweeps.tuning import choose_values, open_trials, plan_tuning
 
 FIELD = "train.learning_rate_scale"
@@ -120,9 +123,44 @@ def test_a_diverged_trial_loses_and_another_failure_stops_the_sweep(tmp_path: Pa
         choose_values(sweep)
     unchanged = choose_values(sweep, retry_failed=True).tuning
     assert unchanged == sweep.tuning
-    for run in (small, middle, large):
+
+
+def test_a_row_that_diverges_with_every_value_does_not_affect_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = with_control(ROWS)
+    sweep = plan(tmp_path / "s", rows)
+    trained: list[list[str]] = []
+
+    def launch(part: Sweep, *_: object, **__: object) -> list[RunStatus]:
+        trained.append([run.name for run in part.runs])
+        for run in part.runs:
+            if run.is_trial and run.row == "base":
+                set_status(run, "failed", exit_code=DivergedError.exit_code)
+            elif run.is_trial:
+                finish(run, 5.0)
+        return [read_status(run) for run in part.runs]
+
+    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(api, "find_slots", lambda *_: [])
+    statuses = api.launch_sweep(sweep, group=1, quiet=True)
+    diverged = [run.name for run in sweep.trials if run.row == "base"]
+    others = ["wide/seed-0", "wide/seed-1"]
+    assert trained[1] == [*diverged, *others]
+    with pytest.raises(SweepFailedError, match=f"3 of 5 runs failed: {', '.join(diverged)}"):
+        check_finished(statuses)
+    # Runs without a chosen value have no config file, so they cannot be trained.
+    stored = Sweep.open(sweep.path)
+    assert (stored.rows, stored.seeds) == (sweep.rows, [0, 1])
+    assert [run.name for run in stored.runs if run.config_file.exists()] == others
+    assert stored.tuning is not None
+    assert stored.tuning.chosen == {"wide": 0.5}
+    # The same command continues with the same runs.
+    api.launch_sweep(plan(sweep.path, rows), group=1, quiet=True)
+    assert trained[2:] == [diverged, trained[1]]
+    for run in sweep.trials:
         set_status(run, "failed", exit_code=DivergedError.exit_code)
-    with pytest.raises(SweepFailedError, match=f"row base diverged with every value of {FIELD}"):
+    with pytest.raises(SweepFailedError, match=f"all rows diverged with every value of {FIELD}"):
         choose_values(sweep)
 
 
