@@ -79,14 +79,16 @@ def choose_values(sweep: Sweep, *, retry_failed: bool = False) -> Sweep:
     chosen: dict[str, FieldValue] = {}
     diverged: set[str] = set()
     for row in dict.fromkeys(status.run.row for status in statuses):
-        scores = trial_scores(sweep, [s for s in statuses if s.run.row == row])
+        own = [status for status in statuses if status.run.row == row]
+        scores = trial_scores(sweep, own)
         if scores is None:
             continue
         value = min(scores, key=scores.__getitem__)
-        if math.isfinite(scores[value]):
-            chosen[row] = value
-        else:
+        # Without a failed trial, a sweep that omits the row would seem to succeed.
+        if math.isinf(scores[value]) and any(map(_has_diverged, own)):
             diverged.add(row)
+        else:
+            chosen[row] = value
     return _without_rows(sweep.choose(chosen), diverged)
 
 

@@ -103,10 +103,11 @@ def test_the_mean_log_perplexity_over_trial_seeds_decides(tmp_path: Path) -> Non
 
 def test_the_first_of_equally_good_values_is_chosen(tmp_path: Path) -> None:
     sweep = plan(tmp_path / "s")
-    finish_all(sweep, {"base": [4.0, 4.0, 5.0]})
+    # The trials of the second row are equally bad, although none of them failed.
+    finish_all(sweep, {"base": [4.0, 4.0, 5.0], "wide": [math.inf] * 3})
     tuning = choose_values(sweep).tuning
     assert tuning is not None
-    assert tuning.chosen == {"base": 0.5}
+    assert tuning.chosen == {"base": 0.5, "wide": 0.5}
 
 
 def test_a_diverged_trial_loses_and_another_failure_stops_the_sweep(tmp_path: Path) -> None:
