@@ -123,7 +123,7 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def note_mistakes(self) -> None:
-        """Issue notes if the first lines contain markup, or if files start with the same lines."""
+        """Issue notes if the first lines contain markup, or if splits start with the same pairs."""
         heads = {
             split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
             for split, paths in self._paths.items()
@@ -131,8 +131,11 @@ class TextFiles(FileCorpus):
         for split, lines in heads.items():
             note_mistakes([path.name for path in self._paths[split]], lines, f"{split}: ")
         for one, other in itertools.combinations(heads, 2):
-            if heads[one] == heads[other]:
-                note(f"{one} and {other} start with the same {len(heads[one][0])} pairs")
+            # The splits may have different sizes. A single equal pair can be a coincidence.
+            size = min(map(len, [*heads[one], *heads[other]]))
+            starts = [[side[:size] for side in heads[split]] for split in (one, other)]
+            if size > 1 and starts[0] == starts[1]:
+                note(f"{one} and {other} start with the same {size} pairs")
 
     def count(self, split: Split) -> int:
         """Check all lines and return the number of pairs."""

@@ -479,7 +479,7 @@ def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
     """Write pairs to files, and return a config that names these files."""
     folder.mkdir(exist_ok=True)
     for name, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-        for split, lines in (("train", side), ("dev", side[:5])):
+        for split, lines in (("train", side), ("dev", side[-5:])):
             (folder / f"{split}.{name}").write_text("".join(f"{x}\n" for x in lines), "utf-8")
     return DataConfig(
         corpus="text",

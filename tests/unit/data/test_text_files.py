@@ -430,6 +430,10 @@ GOOD = {"train": (["a", "b"], ["c", "d"]), "dev": (["e", "7"], ["f", "7"])}
             "dev.en and dev.de are the same in 2 of the first 3",
         ),
         ({"test": GOOD["dev"]}, "dev and test start with the same 2 pairs"),
+        (
+            {"test": (["e", "7", "g"], ["f", "7", "h"])},
+            "dev and test start with the same 2 pairs",
+        ),
         ({"test": (["x", '<seg id="1">x</seg>'], ["y", "z"])}, "test.en contains markup.*<seg id="),
         ({"test": (["x", "y"], ["<?xml version='1.0'?>", "z"])}, "test.de contains markup"),
         ({"test": (['{"en": "x"}', "y"], ["a", "z"])}, "test.en contains markup"),
@@ -446,8 +450,16 @@ def test_a_common_mistake_in_files_is_noted(
         open_sides(tmp_path, **{**GOOD, **splits}).note_mistakes()
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_line_that_is_the_same_in_both_languages_or_compares_numbers_is_no_mistake(
     tmp_path: Path,
 ) -> None:
-    # Warnings are errors in tests.
     open_sides(tmp_path, **GOOD, test=(["1 < 2", "<segment"], ["x", "y"])).note_mistakes()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("sides", [(["e"], ["f"]), (["e", "7", "g"], ["f", "8", "h"])])
+def test_splits_that_begin_with_only_one_equal_pair_are_no_mistake(
+    sides: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    open_sides(tmp_path, **GOOD, test=sides).note_mistakes()
