@@ -197,13 +197,14 @@ class SplitWriter:
             yield from map(Encoded.from_bytes, answers)
 
     def _check_lines(self, pairs: Pairs) -> Pairs:
-        """Raise a DataError if a line that must be scored is too long."""
-        lines = () if self.is_filtered else itertools.chain(*zip(*pairs, strict=True))
-        if long := next(filter(is_too_long, lines), None):
-            raise DataError(
-                f"{self.split} of {self.corpus.name} has a line of more than {MAX_LINE_BYTES} "
-                f"bytes, which begins with {long[:40]!r}"
-            )
+        """Raise a DataError if a line that must be scored is too long or contains a newline."""
+        for line in () if self.is_filtered else itertools.chain(*zip(*pairs, strict=True)):
+            if (is_long := is_too_long(line)) or "\n" in line:
+                problem = f"of more than {MAX_LINE_BYTES} bytes" if is_long else "with a newline"
+                raise DataError(
+                    f"{self.split} of {self.corpus.name} has a line {problem}, which begins with "
+                    f"{line[:40]!r}"
+                )
         return pairs
 
     def _write_journal(self, done: int, outcome: Counter[str]) -> None:

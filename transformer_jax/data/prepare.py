@@ -98,6 +98,9 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
     """
     corpora = cache_folder("corpora")
     corpus = CORPORA[config.corpus](config)
+    for split in ("train", "dev"):
+        if split not in corpus.splits:
+            raise DataError(f"{corpus.name} has no {split} split, which training needs")
     identity = corpus.identity
     vocabulary = vocabulary or train_vocabulary(corpus, identity, config)
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]

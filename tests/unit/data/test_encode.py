@@ -126,6 +126,15 @@ def test_a_line_that_is_too_long_to_score_is_refused(tmp_path: Path) -> None:
         encode_pairs(tmp_path, [("one", longer)], "dev")
 
 
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_newline_in_a_line_that_must_be_scored_is_refused(split: Split, tmp_path: Path) -> None:
+    pairs = [("one", "eins"), ("two\nthree", "zwei")]
+    message = rf"^{split} of lines has a line with a newline, which begins with 'two\\nthree'$"
+    with pytest.raises(DataError, match=message):
+        encode_pairs(tmp_path, pairs, split)
+    assert encode_pairs(tmp_path, pairs).report["train"]["control symbols"] == 1
+
+
 def test_control_symbols_are_all_symbols_that_no_sentence_contains() -> None:
     matches = {chr(code) for code in range(0x110000) if CONTROL.search(chr(code))}
     expected = {chr(code) for code in (*range(32), *range(127, 160))} - {"\t"}

@@ -23,7 +23,7 @@ from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
-from transformer_jax.data.splits import SPLITS
+from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
 from transformer_jax.errors import DataError, StorageError
 from transformer_jax.files import write_json
@@ -473,6 +473,24 @@ def test_a_token_id_outside_the_vocabulary_is_noticed_although_its_digest_is_rig
     with pytest.warns(Note, match="unknown token IDs"):
         prepare_text(CONFIG)
     assert read_files(prepared.folder) == intact
+
+
+@pytest.mark.parametrize("splits", [("train", "test"), ("dev", "test"), ()])
+def test_a_corpus_without_train_or_dev_is_refused(
+    splits: tuple[Split, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = InMemoryCorpus(WORDS, WORDS[:20])
+    monkeypatch.setattr(corpus, "splits", splits)
+    use_corpus(monkeypatch, corpus)
+    with pytest.raises(DataError, match=r"^lines has no (dev|train) split, which training needs$"):
+        prepare_text(CONFIG, VOCABULARY)
+
+
+def test_a_corpus_may_have_no_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = InMemoryCorpus(WORDS, WORDS[:20])
+    monkeypatch.setattr(corpus, "splits", ("train", "dev"))
+    use_corpus(monkeypatch, corpus)
+    assert "test" not in prepare_text(CONFIG, VOCABULARY).report
 
 
 def write_texts(folder: Path, pairs: Pairs) -> DataConfig:
