@@ -1,6 +1,7 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -114,7 +115,9 @@ def read_files(run: Run, files: Files) -> EvaluationText:
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     note_mistakes(names, (sources, references))
-    name, title = f"on-{names[0][:60]}-{digest}", " and ".join(names)
+    # Folders with names such as "x (1)" and "x copy" are not listed; see `files.STRAY`.
+    file = re.sub(r"[^\w.]+", "_", names[0][:60])
+    name, title = f"on-{file}-{digest}", " and ".join(names)
     batches = scoring_batches(*encoded)
     return EvaluationText(name, title, sources, references, batches)
 

@@ -29,6 +29,7 @@ from transformer_jax.inference.trained_run import Run, load, read_params
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params
 from transformer_jax.progress import Note
+from transformer_jax.runs.run_folder import evaluation_folders
 
 GREEDY = {"beam_size": 1}
 
@@ -72,8 +73,22 @@ def test_text_in_files_gets_the_scores_of_the_same_lines_in_a_split(
     result = evaluate(run, files, GREEDY).result
     own = {key: result.pop(key) for key in ("split", "title")}
     assert own["title"] == "dev set.en and dev set.de.gz"
-    assert re.fullmatch(r"on-dev set\.en-[0-9a-f]{8}", own["split"])
+    assert re.fullmatch(r"on-dev_set\.en-[0-9a-f]{8}", own["split"])
     assert result == {key: evaluation.result[key] for key in result}
+
+
+@pytest.mark.parametrize(
+    "name", ["dev (1).en", "dev copy.en", "dev (copy)", "dev.sync-conflict-1.en", "a\nb\\.en"]
+)
+def test_an_evaluation_of_any_file_is_listed(run: Run, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("one\n")
+    (tmp_path / "target").write_text("eins\n")
+    text = read_files(run, (tmp_path / name, tmp_path / "target"))
+    folder = tmp_path / "run" / "evaluations" / f"{text.name}-step8-average1-beam4-alpha0.6"
+    folder.mkdir(parents=True)
+    (folder / "scores.json").touch()
+    assert re.fullmatch(r"on-[\w.]+-[0-9a-f]{8}", text.name)
+    assert evaluation_folders(tmp_path / "run") == [folder]
 
 
 def test_a_reference_beyond_the_learned_positions_is_rejected(run: Run, tmp_path: Path) -> None:
