@@ -34,7 +34,7 @@ from transformer_jax.files import (
 )
 from transformer_jax.inference.history import SCORE_NAMES
 from transformer_jax.inference.trained_run import Run
-from transformer_jax.remote.copies import uploading
+from transformer_jax.remote.copies import delete, uploading
 from transformer_jax.runs.metrics_file import is_number
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -61,7 +61,7 @@ def save_evaluation(run: Run, evaluation: Evaluation) -> Path:
             # replace them, so `status` always finds scores. Until then, the digests in the old
             # scores do not match the new texts.
             for comparison in folder.glob("baseline-*.json"):
-                comparison.unlink()
+                delete(comparison)
         rows = [",".join(map(str, row)) for row in (SentenceScore._fields, *evaluation.sentences)]
         texts[folder / "sentences.csv"] = encode_lines(rows)
         for path, text in texts.items():

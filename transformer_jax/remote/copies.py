@@ -2,8 +2,9 @@
 
 The copy of gs://bucket/run is the folder remote/gs/bucket/run in the user's cache. `local_path`
 downloads what has changed, except for the arrays in checkpoints, which `repair` downloads when they
-are read. `uploading` uploads individual files, and `session.training` uploads a run that is being
-trained. All other code uses local paths; messages show URLs instead (see `errors.PATHS_SHOWN_AS`).
+are read. `uploading` uploads individual files, `delete` deletes one, and `session.training` uploads
+a run that is being trained. All other code uses local paths; messages show URLs instead (see
+`errors.PATHS_SHOWN_AS`).
 """
 
 import contextlib
@@ -88,6 +89,15 @@ def uploading(folder: Path, names: Sequence[str]) -> Iterator[None]:
         for is_last in (False, True):
             group = [name for name in names if (name == "scores.json") == is_last]
             each(group, lambda name: bucket.write(name, folder / name))
+
+
+def delete(path: Path) -> None:
+    """Delete a file and, if it is in a local copy, its object."""
+    url = find_url(path.parent)
+    if url is not None:
+        # Delete the object first; otherwise, a refresh could download it again.
+        Bucket(url).delete(path.name)
+    path.unlink(missing_ok=True)
 
 
 def repair(checkpoint: Path) -> bool:

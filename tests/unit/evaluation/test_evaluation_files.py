@@ -84,6 +84,22 @@ def test_an_evaluation_and_a_comparison_survive_a_refresh_of_the_copy_of_a_bucke
     assert names == ["baseline", "baseline", *texts]
 
 
+def test_new_translations_in_a_bucket_delete_the_comparisons_of_the_old_ones(
+    run: Run, server: BucketServer
+) -> None:
+    url = server.url("run")
+    remote = replace(run, folder=replace(run.folder, path=local_path(url)))
+    folder = save_evaluation(remote, evaluation_of(REFERENCES))
+    save_comparison(folder, {"run": "base"}, REFERENCES)
+    save_evaluation(remote, evaluation_of(REFERENCES))
+    local_path(url)
+    assert len(list(folder.glob("baseline-*.json"))) == 1
+    save_evaluation(remote, evaluation_of(SOURCES))
+    local_path(url)
+    assert list(folder.glob("baseline-*.json")) == []
+    assert read_translations(folder) == (SOURCES, REFERENCES)
+
+
 def test_lines_and_scores_can_be_read_back(run: Run) -> None:
     evaluation = evaluation_of(["eins", "größe\u2028x"])
     folder = save_evaluation(run, evaluation)
