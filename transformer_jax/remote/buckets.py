@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ MAX_READS = 4
 # gcsfs uploads larger objects in chunks.
 MULTIPART_BYTES = 5 << 20
 DIGEST = "sha256"
+# Messages of botocore, Google Cloud Storage, and S3.
+INVALID_NAME = re.compile("invalid bucket name|specified bucket is not valid", re.IGNORECASE)
 LIBRARIES = ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio")
 T = TypeVar("T")
 
@@ -233,6 +236,9 @@ class Bucket:
         problem = f"{self.url} could not be {verb}: "
         if isinstance(error, FileExistsError):
             raise PreconditionError from error
+        if INVALID_NAME.search(str(error)):
+            reason = f"{self._bucket!r} is not a valid name of a bucket"
+            raise StorageError(f"{problem}{reason}") from error
         if "Credential" in kind or "RefreshError" in kind or code == "401":
             login = "gcloud auth application-default login"
             how = f"run `{login}`" if self._scheme == "gs" else "run `aws configure`"

@@ -60,6 +60,36 @@ def test_a_missing_bucket_is_named(server: BucketServer) -> None:
 
 
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
+@pytest.mark.parametrize("name", ["my bucket", "größe"])
+def test_an_invalid_name_of_a_bucket_is_reported_at_once(
+    server: BucketServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "600")
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("the request is repeated"))
+    bucket = Bucket(f"s3://{name}/run")
+    for request in (bucket.list, lambda: bucket.read("x"), lambda: bucket.write("x", b"")):
+        with pytest.raises(StorageError, match=f": {name!r} is not a valid name of a bucket$"):
+            request()
+    assert server.weather.reads == []
+
+
+@pytest.mark.parametrize(
+    "message", ["Invalid bucket name: 'my bucket'", "The specified bucket is not valid."]
+)
+def test_a_server_that_rejects_the_name_of_a_bucket_is_not_asked_again(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Google Cloud Storage and S3 respond with these messages, but their test servers do not.
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("the request is repeated"))
+
+    def request() -> None:
+        raise OSError(message)
+
+    with pytest.raises(StorageError, match=r"read: 'my bucket' is not a valid name of a bucket$"):
+        Bucket("s3://my bucket/run")._attempt(request, "read")
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_missing_credentials_are_reported(
     server: BucketServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
