@@ -143,7 +143,7 @@ def server(
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("TRANSFORMER_JAX_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "0")
+        monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", "0.001")
         monkeypatch.setenv("TRANSFORMER_JAX_LEASE_SECONDS", "1")
         if request.param == "gs":
             # gcsfs itself repeats a request five times, after up to 32 seconds each.

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import math
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformer_jax.errors import StorageError, summarize_error
+from transformer_jax.errors import StorageError, UsageError, summarize_error
 from transformer_jax.files import JsonObject
 from transformer_jax.optional import import_optional
 from transformer_jax.progress import note
@@ -37,6 +38,17 @@ DIGEST = "sha256"
 INVALID_NAME = re.compile("invalid bucket name|specified bucket is not valid", re.IGNORECASE)
 LIBRARIES = ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio")
 T = TypeVar("T")
+
+
+def read_seconds(variable: str, default: float) -> float:
+    """Return the positive number of seconds in an environment variable."""
+    value = os.environ.get(variable) or default
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(value)) < math.inf:
+            return seconds
+    raise UsageError(
+        f"{variable} must be a positive number of seconds, such as {default:.0f}, got {value!r}"
+    )
 
 
 class PreconditionError(Exception):
@@ -204,8 +216,9 @@ class Bucket:
             StorageError: the server does not respond for `RETRY_VARIABLE` seconds, or there are no
                 credentials, no bucket, or no permission.
             PreconditionError: the object already exists.
+            UsageError: the value of `RETRY_VARIABLE` is not valid.
         """
-        seconds = float(os.environ.get(RETRY_VARIABLE) or DEFAULT_RETRY_SECONDS)
+        seconds = read_seconds(RETRY_VARIABLE, DEFAULT_RETRY_SECONDS)
         deadline, pause, is_noted = time.monotonic() + seconds, PAUSES[0], False
         while True:
             try:

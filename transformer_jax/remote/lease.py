@@ -17,7 +17,7 @@ from typing import Self
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import JsonObject
 from transformer_jax.progress import note
-from transformer_jax.remote.buckets import Bucket, PreconditionError
+from transformer_jax.remote.buckets import Bucket, PreconditionError, read_seconds
 
 FOLDER = "lease"
 # The name of a lease in a folder.
@@ -26,11 +26,6 @@ SECONDS_VARIABLE = "TRANSFORMER_JAX_LEASE_SECONDS"
 DEFAULT_SECONDS = 180.0
 # A lease is renewed this many times during the period for which it is valid.
 RENEWALS = 12
-
-
-def lease_seconds() -> float:
-    """Return the number of seconds for which a lease is valid after a renewal."""
-    return float(os.environ.get(SECONDS_VARIABLE) or DEFAULT_SECONDS)
 
 
 class Lease:
@@ -44,7 +39,12 @@ class Lease:
             machine: identifies a machine on which no other process uses the folder. Thus, a lease
                 that an earlier process on this machine left behind has no holder.
             waits: wait for a holder that renews its lease, instead of raising a UsageError.
+
+        Raises:
+            UsageError: the value of `SECONDS_VARIABLE` is not valid.
         """
+        # The number of seconds for which a lease is valid after a renewal.
+        self.seconds = read_seconds(SECONDS_VARIABLE, DEFAULT_SECONDS)
         self._bucket, self._machine, self._waits = Bucket(f"{url}/{FOLDER}"), machine, waits
         self._url, self._token = url, secrets.token_hex(8)
         self._number = 0
@@ -81,7 +81,7 @@ class Lease:
         if max(self._numbers(), default=self._number) > self._number:
             raise StorageError(
                 f"another process has taken over {self._url}, because this one did not renew its "
-                f"lease for {lease_seconds():.0f} s; the bucket contains only what was uploaded"
+                f"lease for {self.seconds:.0f} s; the bucket contains only what was uploaded"
             )
         self._renewals += 1
         self._write()
@@ -104,18 +104,17 @@ class Lease:
         if first.get("released") or first.get("machine") == self._machine or not first:
             return
         holder = f"process {first.get('pid')} on {first.get('host')}"
-        seconds = lease_seconds()
-        note(f"{self._url}: waiting up to {seconds:.0f} s to see if {holder} is still active")
-        deadline = time.monotonic() + seconds
+        note(f"{self._url}: waiting up to {self.seconds:.0f} s to see if {holder} is still active")
+        deadline = time.monotonic() + self.seconds
         while time.monotonic() < deadline:
-            time.sleep(seconds / RENEWALS / 2)
+            time.sleep(self.seconds / RENEWALS / 2)
             now = self._read(number)
             if now.get("released") or not now:
                 return
             if now != first and not self._waits:
                 raise UsageError(f"{self._url} is being trained by {holder}")
             if now != first:
-                first, deadline = now, time.monotonic() + seconds
+                first, deadline = now, time.monotonic() + self.seconds
 
     def _numbers(self) -> list[int]:
         stems = (name.removesuffix(".json") for name in self._bucket.list())

@@ -21,7 +21,7 @@ from transformer_jax.remote.copies import (
     refresh,
     state_file,
 )
-from transformer_jax.remote.lease import Lease, lease_seconds
+from transformer_jax.remote.lease import Lease
 from transformer_jax.remote.transfer import Copy
 
 
@@ -147,7 +147,7 @@ class _Session:
                 self._lock.release()
 
     def _repeat(self, action: Callable[[], object]) -> None:
-        while not self._is_ending.wait(lease_seconds() / lease.RENEWALS):
+        while not self._is_ending.wait(self._lease.seconds / lease.RENEWALS):
             try:
                 action()
             except StorageError as error:

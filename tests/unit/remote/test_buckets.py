@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bucket_servers import BucketServer
 
-from transformer_jax.errors import StorageError
+from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
 from transformer_jax.remote.buckets import Bucket, PreconditionError
 
@@ -145,6 +145,16 @@ def test_requests_are_repeated_until_the_network_returns(
     with pytest.warns(Note, match=r"is not responding \(.*\): retrying for 60 s"):
         assert bucket.read("x") == b"1"
     thread.join()
+
+
+@pytest.mark.parametrize("value", ["2m", "0", "-1", "inf", "nan"])
+def test_the_seconds_of_retries_must_be_a_positive_number(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_RETRY_SECONDS", value)
+    message = f"^TRANSFORMER_JAX_RETRY_SECONDS must be a positive number of seconds.*{value!r}$"
+    with pytest.raises(UsageError, match=message):
+        Bucket("s3://bucket/run").list()
 
 
 def test_damaged_responses_are_requested_again(server: BucketServer, tmp_path: Path) -> None:

@@ -73,3 +73,13 @@ def test_a_process_that_waits_gets_the_lease_after_the_others(
     with pytest.warns(Note, match="waiting up to 1 s"), second:
         second.renew()
     assert next(actions, None) is None
+
+
+@pytest.mark.parametrize("value", ["3m", "0", "-1", "inf", "nan"])
+def test_the_seconds_of_a_lease_must_be_a_positive_number(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRANSFORMER_JAX_LEASE_SECONDS", value)
+    message = f"^TRANSFORMER_JAX_LEASE_SECONDS must be a positive number of seconds.*{value!r}$"
+    with pytest.raises(UsageError, match=message):
+        Lease("s3://bucket/run", "a")
