@@ -32,7 +32,9 @@ def exclusive_lock(run: Path) -> Iterator[None]:
             check_regular(run / NAME)
         file = (run / NAME).open("a+", encoding="utf-8")
     with file, contextlib.ExitStack() as stack:
-        if not _lock_exclusively(file):
+        with storage_errors(f"{run} cannot be locked"):
+            is_locked = _lock_exclusively(file)
+        if not is_locked:
             raise UsageError(f"{run} is being trained {_read_holder(file)}")
         if not stack.enter_context(lock_folder(run)):
             raise UsageError(f"{run} is being trained by another process; its lock was deleted")

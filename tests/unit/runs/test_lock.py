@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -119,6 +120,18 @@ def test_one_of_many_simultaneous_starts_gets_the_lock(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     with pytest.raises(StorageError, match="is not a regular file"), exclusive_lock(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(_: object, __: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    message = f"^{tmp_path} cannot be locked: Function not implemented$"
+    with pytest.raises(StorageError, match=message), exclusive_lock(tmp_path):
         pass
 
 
