@@ -26,9 +26,12 @@ class NumberWords:
     contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats.
 
     If `max_digits` is None, all numbers below a million are equally likely, and no number occurs
-    twice. Otherwise, all digit counts are equally likely. Few numbers are short, so training lines
-    with one number repeat them, but training lines never contain a number from the test or dev
-    split. If lines contain several numbers, no line occurs twice.
+    twice. Otherwise, all digit counts are equally likely. Few numbers are short, so numbers repeat:
+
+    - If each line contains one number, training lines repeat short numbers, but they never contain
+      a number from the test or dev split.
+    - If lines contain several numbers, no line occurs twice, but training lines can contain numbers
+      from the test or dev split.
     """
 
     splits = SPLITS

@@ -1,4 +1,4 @@
-"""Test that both sides of a pair spell out the same numbers, which occur in only one split."""
+"""Test that both sides of a pair spell out the same numbers, and that splits share no line."""
 
 import hashlib
 import json
