@@ -18,6 +18,7 @@ from typing import NamedTuple
 from transformer_jax.cache import cache_folder
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.config.sections import MAX_BATCH_SHAPES
+from transformer_jax.config.validation import checked
 from transformer_jax.data.batches import Batches, Ragged
 from transformer_jax.data.corpora import CORPORA, Corpus
 from transformer_jax.data.encode import SIDES, SplitWriter, read_tokens
@@ -85,6 +86,7 @@ class Prepared(NamedTuple):
         )
 
 
+@checked
 @storage_errors("cannot write the corpus to the cache")
 def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Prepared:
     """Encode the config's corpus, or load it from the cache.

@@ -14,18 +14,19 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpora import TOKENIZER, VOCABULARY, WORDS, InMemoryCorpus, Pairs, sequences, use_corpus
 
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data import prepare as prepare_module
 from transformer_jax.data.number_words import NumberWords
 from transformer_jax.data.prepare import Prepared, find_prepared, prepare_text
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.data.tokenizer import Tokenizer, Vocabulary
-from transformer_jax.errors import DataError, StorageError
+from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.files import write_json
 from transformer_jax.progress import Note, report_to
 
@@ -330,7 +331,7 @@ def interrupt_training_split(activity: str, done: int, _total: int) -> None:
 
 KILLED_AFTER = """
 import os, signal, sys
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data import encode
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.progress import Note, report_to
@@ -475,6 +476,12 @@ def test_a_token_id_outside_the_vocabulary_is_noticed_although_its_digest_is_rig
     assert read_files(prepared.folder) == intact
 
 
+def test_a_config_instead_of_its_section_is_a_usage_error() -> None:
+    config: Any = Config()
+    with pytest.raises(UsageError, match=r"^config must be a DataConfig, got an object of type C"):
+        prepare_text(config)
+
+
 @pytest.mark.parametrize("splits", [("train", "test"), ("dev", "test"), ()])
 def test_a_corpus_without_train_or_dev_is_refused(
     splits: tuple[Split, ...], monkeypatch: pytest.MonkeyPatch
@@ -564,7 +571,7 @@ def test_a_fault_in_any_file_is_raised_before_training_and_encoding(
 MEASURE_MEMORY = r"""
 import re, sys
 from pathlib import Path
-from transformer_jax.config import DataConfig
+from transformer_jax.config import Config, DataConfig
 from transformer_jax.data.prepare import prepare_text
 
 config = DataConfig(
