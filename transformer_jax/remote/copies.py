@@ -48,7 +48,7 @@ def local_path(path: str | Path) -> Path:
 
 def find_url(path: Path) -> str | None:
     """Return the URL of a path in a local copy, or None for any other path."""
-    if ROOT not in path.parts or not path.is_relative_to(root := _root()):
+    if ROOT not in path.parts or (root := _root()) not in path.parents:
         return None
     scheme, *parts = path.relative_to(root).parts
     return f"{scheme}://{'/'.join(parts)}"

@@ -7,6 +7,7 @@ import pytest
 from bucket_servers import BucketServer
 from run_files import IDENTITY, first_value, open_writable, write_steps
 
+from transformer_jax.cache import cache_folder
 from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.progress import Note
 from transformer_jax.remote.buckets import Bucket
@@ -226,6 +227,7 @@ def test_an_evaluation_is_published_with_its_scores_last(
 def test_other_paths_are_not_remote(tmp_path: Path) -> None:
     assert local_path(tmp_path / "remote" / "x") == tmp_path / "remote" / "x"
     assert find_url(tmp_path / "remote" / "gs" / "x") is None
+    assert find_url(cache_folder("remote")) is None
     with training(tmp_path / "x"):
         pass
     publish(tmp_path)
