@@ -59,6 +59,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("sweep", "--seeds", "2"): "sweep needs",
     ("train", "tinny"): "no config file tinny; did you mean 'tiny'?",
     ("train", "tiny", "--out", "runs/\udcff"): r"the path runs/\udcff is not UTF-8: choose another",
+    ("train", "tiny", "--data.folder", "\udcff"): r"data.folder must be UTF-8, got '\udcff'",
     (
         "import",
         "nowhere",

@@ -15,6 +15,7 @@ import difflib
 import functools
 import inspect
 import numbers
+import re
 import sys
 import types
 import typing
@@ -31,6 +32,8 @@ LARGEST = sys.float_info.max
 # The smallest normal number and the largest number in float32, in which JAX stores numbers.
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-126, 3.4028234e38
 MAX_COUNT = 2**31 - 1
+# Python represents the bytes of a file name that are not UTF-8 as surrogates.
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 TypeForm = Any
 """A type in an annotation: a class such as int, or a form such as `int | None` or a Literal."""
@@ -131,6 +134,10 @@ class ConfigSection(NamedFields):
         for key, (field_type, metadata) in annotations(type(self)).items():
             value = getattr(self, key)
             _check_type(f"{self.name}.{key}", field_type, value)
+            # A config is stored as UTF-8, which has no code for surrogates.
+            texts = value if isinstance(value, tuple) else (value,)
+            is_storable = not any(isinstance(x, str) and SURROGATE.search(x) for x in texts)
+            self.require(key, is_storable, "UTF-8")
             for rule in metadata:
                 if isinstance(rule, Rule) and value is not None:
                     self.require(key, rule.allows(value), rule.words)

@@ -67,6 +67,8 @@ def test_a_rule_accepts_its_range_and_rejects_nan(
         ("files", ("a",), "a pair of strings or None"),
         ("names", ("a", 1), "strings"),
         ("names", "a", "strings"),
+        ("names", ("a", "a\udcff"), "UTF-8"),
+        ("files", ("a\udcff.en", "a"), "UTF-8"),
         ("mode", "sloww", "one of 'fast', 'slow'"),
     ],
 )
