@@ -47,8 +47,12 @@ def parse_value(field: str, text: str) -> FieldValue:
     value: FieldValue = text
     if form is not str and text not in getattr(form, "__args__", ()):
         named = {"true": True, "false": False, "none": None}
-        with contextlib.suppress(ValueError, SyntaxError):
-            value = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
+        # `literal_eval` raises the last three for "{[]: 1}" and for many signs, such as "---1".
+        errors = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+        with contextlib.suppress(*errors):
+            found = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
+            # Names contain values, so a list is not a value.
+            value = found if isinstance(found, FieldValue) else text
     return normalize_value(field, value)
 
 
@@ -59,7 +63,10 @@ def normalize_value(field: str, value: FieldValue) -> FieldValue:
     """
     form = _field_type(field)
     is_real = form is float or float in getattr(form, "__args__", ())
-    return float(value) if is_real and type(value) is int else value
+    # If an integer is too large for a float, the field's rule rejects it.
+    with contextlib.suppress(OverflowError):
+        value = float(value) if is_real and type(value) is int else value
+    return value
 
 
 def _field_type(field: str) -> object:

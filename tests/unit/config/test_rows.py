@@ -97,6 +97,11 @@ def test_a_grid_has_a_row_for_each_combination() -> None:
         (["model.d_k=8", "model.d-k=16"], r"the grid has the field model\.d_k twice"),
         (["model.d_k=0"], r"model\.d_k must be"),
         (["model.d_k=8.5"], r"model\.d_k must be int"),
+        (["model.d_k={[]:1}"], r"model\.d_k must be int, got '\{\[\]:1\}'"),
+        (["model.d_k=[8]"], r"model\.d_k must be int, got '\[8\]'"),
+        ([f"model.d_k={'-' * 5_000}1"], r"model\.d_k must be int"),
+        ([f"model.d_k={'-' * 10_000}1"], r"model\.d_k must be int"),
+        ([f"model.dropout=1{'0' * 400}"], r"model\.dropout must be at least 0 and below 1"),
         (
             [f"model.{x}={','.join(map(str, range(1, 201)))}" for x in ("d_ff", "d_k", "d_v")],
             "the grid has 8,000,000 combinations",

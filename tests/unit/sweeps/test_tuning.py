@@ -192,6 +192,8 @@ def test_a_value_that_a_row_cannot_use_is_rejected() -> None:
         plan_tuning(ROWS, "model.d_ff", [32, 48])
     with pytest.raises(ConfigError, match=r"model.dropout must be at least 0 and below 1"):
         plan_tuning(ROWS, "model.dropout", [0.1, 1.5])
+    with pytest.raises(ConfigError, match=f"{FIELD} must be positive and finite in float32"):
+        plan_tuning(ROWS, FIELD, [10**400, 1])
     with pytest.raises(ConfigError, match="unknown field 'learning_rate'"):
         plan_tuning(ROWS, "train.learning_rate", [1, 2])
     for values in ([1.0], [1.0, 1.0]):
