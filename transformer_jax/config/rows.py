@@ -45,7 +45,9 @@ def parse_value(field: str, text: str) -> FieldValue:
     """Convert text to a value for a field, such as 0.5, True, None, or "learned"."""
     form = _field_type(field)
     value: FieldValue = text
-    if form is not str and text not in getattr(form, "__args__", ()):
+    if form == str | None:
+        value = None if text.lower() == "none" else text
+    elif form is not str and text not in getattr(form, "__args__", ()):
         named = {"true": True, "false": False, "none": None}
         # `literal_eval` raises the last three for "{[]: 1}" and for many signs, such as "---1".
         errors = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)

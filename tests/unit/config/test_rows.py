@@ -123,6 +123,9 @@ def test_a_mistake_in_a_grid_is_described(grid: list[str], message: str) -> None
         ("model.attention_bias", "true", True),
         ("train.clip_norm", "None", None),
         ("train.schedule", "cosine", "cosine"),
+        ("data.folder", "2017", "2017"),
+        ("data.folder", "True", "True"),
+        ("data.folder", "none", None),
     ],
 )
 def test_text_becomes_a_value_of_the_fields_type(field: str, text: str, value: object) -> None:
