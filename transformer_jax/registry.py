@@ -14,11 +14,12 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
 from transformer_jax.errors import ConfigError, UsageError
 
@@ -43,7 +44,10 @@ class Part:
 
 _parts: dict[str, dict[str, Part]] = {}
 IMPORTS = "TRANSFORMER_JAX_IMPORT"
-"""The environment variable that lists files to import, separated like the folders in PATH."""
+"""The environment variable that lists files to import, separated like the folders in PATH.
+
+In a path, special characters such as ":" are escaped as in a URL.
+"""
 _reserved: dict[str, tuple[str, ...]] = {}
 _digests: dict[Path, str] = {}
 
@@ -180,9 +184,15 @@ def check_registered(path: Path, described: Mapping[str, Mapping[str, object]]) 
 
 def imported_files() -> list[Path]:
     """Return the files that were imported or that registered parts."""
-    return [Path(file) for file in os.environ.get(IMPORTS, "").split(os.pathsep) if file]
+    files = filter(None, os.environ.get(IMPORTS, "").split(os.pathsep))
+    return [Path(os.fsdecode(unquote_to_bytes(file))) for file in files]
+
+
+def join_imports(files: Iterable[str | Path]) -> str:
+    """Return a value for the environment variable `IMPORTS`."""
+    return os.pathsep.join(quote(os.fsencode(file)) for file in files)
 
 
 def inherit(file: Path) -> None:
     """Let child processes import a file."""
-    os.environ[IMPORTS] = os.pathsep.join(map(str, dict.fromkeys([*imported_files(), file])))
+    os.environ[IMPORTS] = join_imports(dict.fromkeys([*imported_files(), file]))

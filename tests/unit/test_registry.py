@@ -172,6 +172,16 @@ def test_child_processes_import_the_same_files(
     assert import_arguments() == ["--import", str(file)]
 
 
+def test_child_processes_import_files_whatever_their_names(tmp_path: Path) -> None:
+    names = ("a:b.py", "größe 100%.py", "gr\udcf6sse.py")
+    files = [write(tmp_path, f"square_{i}", name) for i, name in enumerate(names)]
+    for file in files:
+        import_file(str(file))
+    assert imported_files() == files
+    import_inherited()
+    assert imported_files() == files
+
+
 def test_every_field_that_selects_a_part_has_a_registry() -> None:
     fields = set(PART_FIELDS)
     # This field selects several parts.

@@ -14,7 +14,7 @@ import yaml
 
 from transformer_jax.errors import ConnectionFailedError, LostProcessError, UsageError
 from transformer_jax.files import JsonObject
-from transformer_jax.registry import IMPORTS
+from transformer_jax.registry import IMPORTS, join_imports
 from transformer_jax.sweeps.launch import STOP_SECONDS
 from transformer_jax.sweeps.resources import Cluster
 from transformer_jax.sweeps.status import JOB_VARIABLE
@@ -75,7 +75,7 @@ def format_manifest(
 
 
 def _list_imports(imports: Sequence[str]) -> dict[str, str]:
-    return {IMPORTS: os.pathsep.join(imports)} if imports else {}
+    return {IMPORTS: join_imports(imports)} if imports else {}
 
 
 def _skypilot(name: str, job: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject:

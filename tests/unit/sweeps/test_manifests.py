@@ -158,7 +158,7 @@ def test_a_job_of_a_later_file_does_not_own_the_runs_of_an_earlier_file() -> Non
 
 
 def test_the_jobs_import_the_files_of_a_sweep() -> None:
-    value = os.pathsep.join(imports := ["ideas/norm.py", "rows.py"])
+    imports, value = ["ideas/norm.py", "a:b.py"], os.pathsep.join(["ideas/norm.py", "a%3Ab.py"])
     sky = yaml.safe_load(manifest("skypilot", SKYPILOT, imports=imports))
     assert (sky["workdir"], sky["envs"]["TRANSFORMER_JAX_IMPORT"]) == (".", value)
     content = yaml.safe_load(manifest("kubernetes", KUBERNETES, imports=imports))
