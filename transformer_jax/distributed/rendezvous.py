@@ -80,8 +80,8 @@ def _from_environment() -> ProcessSpec | None:
     environ = os.environ
     # srun sets SLURM_STEP_NUM_TASKS, the number of tasks in a job step. An sbatch script sees only
     # the number of tasks in the whole job, although the script itself is a single process.
-    is_slurm = int(environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
-    is_mpi = int(environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+    is_slurm = _read_count("SLURM_STEP_NUM_TASKS") > 1
+    is_mpi = _read_count("OMPI_COMM_WORLD_SIZE") > 1
     is_pod = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environ.keys()
     is_tpu = importlib.util.find_spec("libtpu") is not None
     if not (is_slurm or is_mpi or is_pod or is_tpu):
@@ -109,6 +109,16 @@ def _from_environment() -> ProcessSpec | None:
     if is_slurm:
         is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
     return spec._replace(local_devices=None) if is_alone_on_machine else spec
+
+
+def _read_count(name: str) -> int:
+    """Return the number in an environment variable, or 1 if the variable is not set or empty."""
+    value = os.environ.get(name) or "1"
+    if not value.isdecimal():
+        alone = Setting("num_processes", 1)
+        problem = f"{name} must be a number, got {value!r}: correct it, or pass "
+        raise UsageError(problem, alone, " to train in this process alone")
+    return int(value)
 
 
 def rendezvous(spec: ProcessSpec, seconds: float) -> dict[int, socket.socket]:

@@ -133,6 +133,7 @@ MPI = {
         # that is not part of a cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "", "OMPI_COMM_WORLD_SIZE": ""}, None),
         ({}, None),
     ],
 )
@@ -145,6 +146,15 @@ def test_the_environment_of_a_cluster_is_detected(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert resolve_cluster(None, None, None) == expected
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_a_number_of_processes_that_is_not_a_number_is_an_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(UsageError, match=f"^{name} must be a number, got 'two': correct it, or"):
+        resolve_cluster(None, None, None)
 
 
 def test_a_cluster_without_an_address_is_an_error_unless_the_process_is_to_train_alone(
