@@ -32,12 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> None:
     arguments = _import_files(arguments)
     restore_docstrings(COMMANDS)
-    name, *rest = arguments or ["help"]
-    if name in HELP and not rest:
+    words = [word for word in arguments if word not in HELP]
+    if not words or (words[0] == "completion" and words != arguments):
         stdout.print(_usage())
         return
-    if name == "help":
-        name, *rest = arguments = [rest[0], "--help"]
+    if arguments[0] in HELP:
+        option = "--help-all" if "--help-all" in arguments else "--help"
+        arguments = [words[0], option]
+    name, *rest = arguments
     if name in VERSION:
         stdout.print(package_version())
         return

@@ -115,6 +115,7 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("evaluate", "runs/x", "--split", "x"): "--split must be dev or test, got 'x'\n",
     ("train", "tiny", "--tabel", "3"): "unknown option --tabel\n",
     ("train", "tiny", "--arguments", "x"): "unknown option --arguments\n",
+    ("--help", "trian"): "no command 'trian'; did you mean 'train'?",
     ("list",): "no command 'list' (available: prepare, train,",
     ("train", "tiny", "model.num_heads=4"): (
         "unexpected argument 'model.num_heads=4': write --model.num-heads 4\n"
@@ -334,14 +335,15 @@ def test_help_shows_the_most_used_options_an_example_and_the_shipped_configs(
 def test_help_and_version_are_also_commands(capsys: pytest.CaptureFixture[str]) -> None:
     outputs: dict[str, set[str]] = {}
     for same in (
-        ("--help", "help"),
-        ("train --help", "help train"),
+        ("--help", "help", "help help", "help --help", "completion --help", "help completion"),
+        ("train --help", "help train", "--help train"),
+        ("train --help-all", "help train --help-all", "--help-all train"),
         ("--version", "-v", "version"),
     ):
         for words in same:
             assert main(words.split()) == 0
             outputs.setdefault(same[0], set()).add(capsys.readouterr().out)
-    assert [len(texts) for texts in outputs.values()] == [1, 1, 1]
+    assert [len(texts) for texts in outputs.values()] == [1, 1, 1, 1]
 
 
 COMPLETIONS = {
