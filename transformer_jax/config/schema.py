@@ -135,9 +135,12 @@ class Config(NamedFields):
             check_field_name(name, field_names(type(self)), "config")
             if not isinstance(fields, Mapping):
                 raise ConfigError.from_field(name, "a dictionary of fields", fields)
+            section = getattr(self, name)
+            for key in fields:
+                check_field_name(key, field_names(type(section)), name)
             # JSON stores tuples as lists.
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            changed[name] = getattr(self, name).change(**values)
+            changed[name] = section.change(**values)
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, JsonObject]:
@@ -160,7 +163,7 @@ class Config(NamedFields):
         """
         sections: dict[str, dict[str, object]] = {}
         for name, value in values.items():
-            section, _, key = name.partition(".")
+            section, _, key = str(name).partition(".")
             sections.setdefault(section, {})[key] = value
         return self.change(**sections)
 

@@ -200,10 +200,10 @@ def field_names(cls: type) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)]
 
 
-def check_field_name(name: str, known: list[str], owner: str) -> None:
+def check_field_name(name: object, known: list[str], owner: str) -> None:
     """Raise a ConfigError with a suggestion unless `name` is one of the known fields of `owner`."""
     if name not in known:
-        raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(name, known)}")
+        raise ConfigError(f"unknown field {name!r} of {owner}{did_you_mean(str(name), known)}")
 
 
 @functools.cache

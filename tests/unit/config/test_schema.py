@@ -396,6 +396,14 @@ def test_a_name_without_similar_ones_gets_no_suggestion() -> None:
         Config().change(model={"zzzzzz": 1})
 
 
+def test_a_name_that_is_not_a_string_is_reported() -> None:
+    fields: dict[Any, int] = {1: 2}
+    with pytest.raises(ConfigError, match=r"^unknown field 1 of model$"):
+        Config().change(model=fields)
+    with pytest.raises(ConfigError, match=r"^unknown field '1' of config$"):
+        Config().with_fields(fields)
+
+
 @pytest.mark.parametrize("kind", [*SECTIONS, Config])
 def test_a_config_is_frozen_and_hashable(kind: Any) -> None:
     config = kind()
