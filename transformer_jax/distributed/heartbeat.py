@@ -63,7 +63,7 @@ def busy(phase: str) -> None:
     """
     global _beats
     _beats = 0
-    _send(f"busy {phase}")
+    _send(f"busy {phase}".replace("\n", " "))
 
 
 def _send(message: str) -> None:
@@ -71,7 +71,7 @@ def _send(message: str) -> None:
         # If the pipe is full, it already contains enough messages. `_end_with_supervisor` handles a
         # broken pipe.
         with suppress(BlockingIOError, BrokenPipeError):
-            os.write(_pipe, f"{message}\n".encode())
+            os.write(_pipe, f"{message}\n".encode(errors="replace"))
 
 
 def _end_with_supervisor(pipe: int) -> None:

@@ -51,9 +51,9 @@ class Heartbeats:
 
     def receive(self, message: str) -> None:
         """Process a message that `heartbeat` sent."""
-        kind, value = message.split(maxsplit=1)
+        kind, _, value = message.partition(" ")
         if kind == "busy":
-            self.phase = value
+            self.phase = value or kind
         else:
             if not self.phase:
                 self.intervals.append(self.silence)

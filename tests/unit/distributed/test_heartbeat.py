@@ -49,6 +49,11 @@ def test_a_phase_lasts_until_a_later_step_is_done(read_messages: Callable[[], li
     assert read_messages() == ["step 13"]
 
 
+def test_a_phase_is_one_line_of_utf8(read_messages: Callable[[], list[str]]) -> None:
+    heartbeat.busy("reading a\nb\udcff")
+    assert read_messages() == ["busy reading a b?"]
+
+
 def test_a_full_or_broken_pipe_does_not_disturb_training(
     read_messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
