@@ -33,7 +33,8 @@ def cache_folder(name: str) -> Path:
     except StorageError:
         pass
     temporary = Path(tempfile.gettempdir()) / f"transformer_jax-{os.getuid()}"
-    _make_directory(temporary).chmod(0o700)
+    with storage_errors(f"the cache folder {temporary} cannot be made private"):
+        _make_directory(temporary).chmod(0o700)
     return _make_directory(temporary / name)
 
 

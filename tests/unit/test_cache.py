@@ -1,9 +1,11 @@
 """Test that an environment variable sets the cache folder and that the default is writable."""
 
+import errno
 import os
 import tempfile
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,3 +68,15 @@ def test_the_default_cache_moves_to_temporary_files_if_it_cannot_be_written(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder("x") == tmp_path / "home" / ".cache" / "transformer_jax" / "x"
+
+
+def test_a_temporary_cache_folder_of_another_user_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("TRANSFORMER_JAX_CACHE")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(errno.EPERM, "not yours")))
+    with pytest.raises(StorageError, match=r"^the cache folder .* cannot be made private: not you"):
+        cache_folder("x")
