@@ -169,6 +169,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, with --rates")
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error("--seeds must be positive")
+    if any(width < 4 or width % 4 for width in arguments.widths):
+        parser.error("--widths must be multiples of 4")
     start_backend()
     if arguments.rates:
         print(to_markdown(rate_table(arguments.widths, arguments.seeds)))

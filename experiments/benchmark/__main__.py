@@ -180,9 +180,11 @@ class Gpu(MeasureCommand):
             raise UsageError(f"--minutes must be positive, got {self.minutes}")
         if not self.toy:
             on_gpu.check_gpu_is_available(self.settings)
-        results, folder = Results.collect("gpu", []), self.out
+        results, folder = Results.collect("gpu-toy" if self.toy else "gpu", []), self.out
         if self.resume is not None:
             now, results, folder = results, Results.open(self.resume), self.resume.parent
+            if now.command != results.command:
+                raise UsageError(f"{self.resume} is a file of {results.command}, not {now.command}")
             if (now.machine, now.commit) != (results.machine, results.commit):
                 raise UsageError(f"{self.resume} is from another machine or another commit")
         path = results.store(folder)

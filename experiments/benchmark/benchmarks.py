@@ -53,12 +53,14 @@ class Variant:
 
 @contextmanager
 def isolated_cache(settings: Settings) -> Iterator[tuple[Settings, Path]]:
-    """Yield settings for an empty compilation cache, and the temporary folder that contains it."""
+    """Yield settings for empty compilation caches, and the temporary folder that contains them."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         cache = {
             # Use the same cache settings as `transformer_jax.cache`, but with an empty folder.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
         }
         yield replace(settings, environment={**settings.environment, **cache}), Path(folder)
 

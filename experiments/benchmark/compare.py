@@ -30,9 +30,9 @@ def describe_change(ratio: Quartiles) -> str:
 def compare(before: Results, after: Results) -> str:
     """Return a table of the workers in both results, and notes about any other differences.
 
-    If both results have the same reference worker, the table compares speeds relative to this
-    worker, because other load on the machine affects relative speeds less than absolute speeds.
-    Otherwise, the table compares absolute speeds.
+    If both results have the same reference worker, the table compares the other workers' speeds
+    relative to this worker, because other load on the machine affects relative speeds less than
+    absolute speeds. For all other workers, the table compares absolute speeds.
 
     Raises:
         UsageError: the results have no comparable worker in common.
@@ -73,11 +73,9 @@ def _compare_benchmark(earlier: Benchmark, later: Benchmark) -> list[list[str]]:
     for name in later.measurements:
         if name not in earlier.measurements:
             continue
-        if reference is None:
+        if reference in (None, name):
             what = f"{later.unit} per second"
             both = [part.measurements[name].speeds for part in (earlier, later)]
-        elif name == reference:
-            continue
         else:
             what = f"speed relative to {reference}"
             both = [part.ratios(name) for part in (earlier, later)]

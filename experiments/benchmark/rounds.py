@@ -70,7 +70,7 @@ class Settings:
     """Whether each worker runs all its rounds before the next one starts, so that it has the whole
     device and its memory. Otherwise, workers take turns."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Environment variables for this project's workers."""
+    """Environment variables for the workers."""
     say: Callable[[str], None] = lambda _: None
     """A function that receives progress messages."""
 
@@ -80,9 +80,8 @@ class Settings:
         The functions for other libraries are in `peers`, and those for this project are in `tasks`.
         """
         task = {"maker": maker, **task}
-        if maker.startswith("peers."):
-            return WorkerSpec(name, task, python=self.torch_python)
-        return WorkerSpec(name, task, environment=self.environment)
+        python = self.torch_python if maker.startswith("peers.") else sys.executable
+        return WorkerSpec(name, task, python, self.environment)
 
 
 class WorkerProcess:

@@ -23,6 +23,7 @@ from transformer_jax.config import Config
 from transformer_jax.data.batches import Batch, Batches, Bucket
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tokenizer import Vocabulary
+from transformer_jax.errors import UsageError
 from transformer_jax.inference.trained_run import load
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.build import build_transformer
@@ -176,13 +177,16 @@ def loop(task: Mapping[str, Any]) -> Workload:
     at = itertools.count(0, task["turn"])
 
     def wait_for_turn(values: Mapping[str, float]) -> None:
-        reports.put(values)
-        turns.get()
+        # The last checkpoint has a report without a training loss.
+        if "train/loss" in values:
+            reports.put(values)
+            turns.get()
 
     def train_run() -> None:
         # This thread passes any failure to the main thread, which reports it.
         try:
             train_folder(config, Path(task["folder"]), callback=wait_for_turn, quiet=True)
+            reports.put(UsageError("the run is too short for all turns: add --train.steps N"))
         except BaseException as error:  # noqa: BLE001
             reports.put(error)
 

@@ -14,6 +14,9 @@ from transformer_jax.data.batches import Batch
 from transformer_jax.errors import UsageError
 from transformer_jax.special_tokens import EOS, PAD, UNKNOWN
 
+# The special tokens and a few others.
+MIN_VOCAB = 8
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -49,6 +52,8 @@ class Sizes:
             if not value.isascii() or not value.isdigit() or not 0 < int(value) < 1 << 31:
                 raise UsageError(f"--set {name} must be a positive number, got {value!r}")
             changed[name] = int(value)
+        if changed.get("vocab", self.vocab) < MIN_VOCAB:
+            raise UsageError(f"--set vocab must be at least {MIN_VOCAB}, got {changed['vocab']}")
         return dataclasses.replace(self, **changed)
 
 
@@ -109,5 +114,6 @@ def text_sources(config: Config, count: int) -> list[list[int]]:
 
 def random_sources(sizes: Sizes, count: int, length: int) -> list[list[int]]:
     """Return random sources of `length` tokens, plus EOS."""
-    rows = random_tokens(np.random.default_rng(0), sizes.vocab, count, length)
+    # Hugging Face's model uses the last token for padding.
+    rows = random_tokens(np.random.default_rng(0), sizes.vocab - 1, count, length)
     return [[*row, EOS] for row in rows.tolist()]

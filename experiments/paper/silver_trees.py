@@ -45,5 +45,8 @@ def make_trees(sentences: Iterable[str], symbols: Iterable[str]) -> Iterator[str
 
 
 if __name__ == "__main__":
-    texts = (Path(name).read_text("utf-8").splitlines() for name in sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m experiments.paper.silver_trees FILE SYMBOLS")
+    # `translate` separates lines only at newlines.
+    texts = (Path(name).read_text("utf-8").removesuffix("\n").split("\n") for name in sys.argv[1:])
     sys.stdout.writelines(f"{tree}\n" for tree in make_trees(*texts))

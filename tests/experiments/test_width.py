@@ -35,3 +35,13 @@ def test_both_rules_have_the_same_losses_at_the_base_width(
     # With the low rate, the loss hardly changes from its initial value.
     assert float(paper[3]) < float(paper[2])
     assert paper[4] == "2^-5"
+
+
+@pytest.mark.parametrize("options", [["--seeds", "0"], ["--widths", "32", "2"], ["--widths", "6"]])
+def test_invalid_numbers_are_rejected(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["width", *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "must be" in capsys.readouterr().err

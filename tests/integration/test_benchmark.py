@@ -114,6 +114,13 @@ def test_a_difference_within_the_spread_is_not_reported_as_a_change(
     assert line.rstrip(" |").endswith(printed)
 
 
+def test_a_comparison_shows_the_absolute_speed_of_the_reference() -> None:
+    before, after = results([1.0, 1.1, 0.9], [1.0, 1.0, 1.0]), results([1.0] * 3, [2.0] * 3)
+    [line] = [x for x in compare(before, after).splitlines() if "target tokens per second" in x]
+    assert [cell.strip() for cell in line.split("|")[2:7:4]] == ["torch", "0.50"]
+    assert line.rstrip(" |").endswith("slower")
+
+
 def test_only_the_same_work_is_compared() -> None:
     before, after = results([1.0], [1.0]), results([1.0], [1.0], vocab=60)
     with pytest.raises(UsageError, match=r"different work \(vocab 50 -> 60\)"):
@@ -186,6 +193,7 @@ def test_a_mistake_is_reported_in_one_line(
         (["train", "bas"], 2, "did you mean 'base'"),
         (["train", "toy", "--set", "vocabb=3"], 2, "did you mean 'vocab'"),
         (["train", "toy", "--set", "vocab=-3"], 2, "must be a positive number, got '-3'"),
+        (["train", "toy", "--set", "vocab=7"], 2, "--set vocab must be at least 8, got 7"),
         (["train", "toy", "--only", "ours,torhc"], 2, "did you mean 'torch'"),
         (["train", "toy", "--rounds", "0"], 2, "--rounds must be positive, got 0"),
         (["decode", "toy", "--beam", "0"], 2, "--beam must be positive"),
@@ -319,6 +327,14 @@ def test_the_preloaded_worker_makes_the_steps_of_the_loop(tmp_path: Path) -> Non
     assert kept.facts["density"] == batches.density
 
 
+@pytest.mark.slow
+def test_a_run_that_is_too_short_for_the_loop_is_an_error(tmp_path: Path) -> None:
+    config = SMALL.change(train={"steps": 4, "log_every": 2, "checkpoint_every": 4})
+    run = tasks.loop({"config": config.to_dict(), "turn": 2, "folder": str(tmp_path / "run")})
+    with pytest.raises(UsageError, match=r"too short for all turns: add --train\.steps N"):
+        run.run(100)
+
+
 @pytest.mark.exhaustive
 def test_the_input_and_scaling_commands_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -377,7 +393,7 @@ def test_the_gpu_command_runs_at_toy_size_on_a_cpu(
     assert "hf was skipped" in shown.out
     assert "Bit-identical: yes" in shown.out
     assert "2 of 2 runs took" in shown.out
-    [path] = tmp_path.glob("gpu-*.json")
+    [path] = tmp_path.glob("gpu-toy-*.json")
     found = {part.name: part for part in Results.open(path).benchmarks}
     assert list(found) == GPU_BENCHMARKS
     for part in found.values():
@@ -443,6 +459,10 @@ def test_the_gpu_command_stores_each_result_and_measures_only_what_is_missing(
     elsewhere = dataclasses.replace(Results.open(path), commit="other").store(tmp_path / "other")
     assert main(["gpu", "--toy", "--resume", str(elsewhere)]) == UsageError.exit_code
     assert "is from another machine or another commit" in capsys.readouterr().err
+    # The results of toy models are not those of the command without --toy.
+    full = dataclasses.replace(Results.open(path), command="gpu").store(tmp_path / "full")
+    assert main(["gpu", "--toy", "--resume", str(full)]) == UsageError.exit_code
+    assert "is a file of gpu, not gpu-toy" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -463,9 +483,35 @@ def test_peers_train_on_the_same_work(tmp_path: Path) -> None:
     torch = peers.train({**task, "is_compiled": False})
     ours = tasks.train(task)
     assert torch.run(1).units == ours.run(1).units
-    # Only the PyTorch model has attention biases and a layer normalization after each stack.
-    more = 2 * 2 * 16 + 3 * 4 * 16
+    # Only the PyTorch model has attention biases.
+    more = 3 * 4 * 16
     assert torch.facts["parameters"] == ours.facts["parameters"] + more
+
+
+@pytest.mark.slow
+def test_the_model_of_pytorch_has_dropout_where_ours_has() -> None:
+    torch = pytest.importorskip("torch")
+    from experiments.benchmark import peers
+
+    sizes = dataclasses.asdict(SIZES["toy"])
+    model, _ = peers.transformer(torch, sizes, 8)
+    rates = {name: x.p for name, x in model.named_modules() if isinstance(x, torch.nn.Dropout)}
+    # Attention dropout is a number rather than a module.
+    rates |= {
+        f"{name}.attention": x.dropout
+        for name, x in model.named_modules()
+        if "attn" in name and hasattr(x, "dropout")
+    }
+    config = adapter.make_config(sizes).model
+    assert config.activation_dropout == 0
+    assert {name for name, rate in rates.items() if rate == 0} == {
+        "body.encoder.layers.0.dropout",
+        "body.decoder.layers.0.dropout",
+    }
+    others = {rate for rate in rates.values() if rate}
+    assert others == {config.dropout, config.attention_dropout} == {0.1}
+    # These are the residual dropout of 2 + 3 sublayers and the dropout of 1 + 2 attentions.
+    assert len(rates) == 2 + 5 + 3
 
 
 @pytest.mark.exhaustive
