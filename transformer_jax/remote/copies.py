@@ -48,7 +48,8 @@ def local_path(path: str | Path) -> Path:
 
 def find_url(path: Path) -> str | None:
     """Return the URL of a path in a local copy, or None for any other path."""
-    if ROOT not in path.parts or (root := _root()) not in path.parents:
+    # The folder of a scheme, such as remote/gs, contains the copies of all buckets.
+    if ROOT not in path.parts or (root := _root()) not in path.parent.parents:
         return None
     scheme, *parts = path.relative_to(root).parts
     return f"{scheme}://{'/'.join(parts)}"

@@ -228,6 +228,7 @@ def test_other_paths_are_not_remote(tmp_path: Path) -> None:
     assert local_path(tmp_path / "remote" / "x") == tmp_path / "remote" / "x"
     assert find_url(tmp_path / "remote" / "gs" / "x") is None
     assert find_url(cache_folder("remote")) is None
+    assert find_url(cache_folder("remote") / "gs") is None
     with training(tmp_path / "x"):
         pass
     publish(tmp_path)
