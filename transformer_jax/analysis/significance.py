@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,7 +142,9 @@ def save_comparison(
 ) -> None:
     """Save a comparison and the baseline's translations, named by their digest."""
     text = encode_lines(hypotheses)
-    name = f"baseline-{description['run']}-{hashlib.sha256(text).hexdigest()[:8]}"
+    # A file with a name such as "x (1)" is not synchronized; see `files.STRAY`.
+    run = re.sub(r"[^\w-]+", "_", str(description["run"])[:60])
+    name = f"baseline-{run}-{hashlib.sha256(text).hexdigest()[:8]}"
     problem = f"the comparison could not be saved in {folder}"
     with uploading(folder, [f"{name}.txt", f"{name}.json"]), storage_errors(problem):
         # Delete the old comparison first, so that no comparison is stored with the wrong

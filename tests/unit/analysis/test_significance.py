@@ -13,6 +13,7 @@ from transformer_jax.analysis.significance import compare, save_comparison
 from transformer_jax.errors import DataError
 from transformer_jax.evaluation.evaluate import Evaluation
 from transformer_jax.evaluation.scores import score
+from transformer_jax.files import is_stray, read_json
 
 PAIRS = read_pairs("train")[:150]
 SOURCES, REFERENCES = (list(side) for side in zip(*PAIRS, strict=True))
@@ -106,6 +107,14 @@ def test_runs_with_different_references_are_not_compared() -> None:
         compare(evaluation, evaluation._replace(references=other), "char")
     # The source sentences of two evaluations may differ.
     assert compare(evaluation, evaluation._replace(sources=other), "char")[0].p == 1
+
+
+@pytest.mark.parametrize("run", ["run (1)", "run.sync-conflict-1", "r" * 255])
+def test_a_comparison_is_stored_whatever_the_name_of_the_baseline(run: str, tmp_path: Path) -> None:
+    save_comparison(tmp_path, {"run": run}, ["eins"])
+    [stored] = tmp_path.glob("baseline-*.json")
+    assert read_json(stored)["run"] == run
+    assert not is_stray(stored.name)
 
 
 def test_runs_of_the_same_name_have_separate_files(tmp_path: Path) -> None:
