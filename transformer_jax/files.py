@@ -173,6 +173,11 @@ def is_stray(name: str) -> bool:
     return STRAY.fullmatch(name) is not None
 
 
+def part_of_name(name: str) -> str:
+    """Return a part of a new file's name, such as another file's name, that is never in `STRAY`."""
+    return re.sub(r"[^\w.]+", "_", name[:60])
+
+
 def check_regular(path: Path) -> os.stat_result:
     """Return a file's status; raise a StorageError for a pipe or device, which can block."""
     status = path.stat()

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformer_jax.errors import DataError, storage_errors
 from transformer_jax.evaluation.evaluate import Evaluation, prepare_split
 from transformer_jax.evaluation.evaluation_files import encode_lines
 from transformer_jax.evaluation.scores import choose_tokenizer, sacrebleu_metrics
-from transformer_jax.files import JsonObject, write_json
+from transformer_jax.files import JsonObject, part_of_name, write_json
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.remote.copies import uploading
 
@@ -142,8 +141,7 @@ def save_comparison(
 ) -> None:
     """Save a comparison and the baseline's translations, named by their digest."""
     text = encode_lines(hypotheses)
-    # A file with a name such as "x (1)" is not synchronized; see `files.STRAY`.
-    run = re.sub(r"[^\w-]+", "_", str(description["run"])[:60])
+    run = part_of_name(str(description["run"]))
     name = f"baseline-{run}-{hashlib.sha256(text).hexdigest()[:8]}"
     problem = f"the comparison could not be saved in {folder}"
     with uploading(folder, [f"{name}.txt", f"{name}.json"]), storage_errors(problem):

@@ -1,7 +1,6 @@
 """Evaluate a model by perplexity, BLEU, and chrF (sections 6.1 and 6.2)."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from transformer_jax.evaluation.scores import (
     score,
 )
 from transformer_jax.evaluation.tasks import check_task, score_task
-from transformer_jax.files import JsonObject
+from transformer_jax.files import JsonObject, part_of_name
 from transformer_jax.inference.pairs import check_lengths
 from transformer_jax.inference.trained_run import Option, Run, read_params
 
@@ -115,9 +114,7 @@ def read_files(run: Run, files: Files) -> EvaluationText:
     digest = hashlib.sha256("\n".join([*sources, *references]).encode()).hexdigest()[:8]
     names = [path.name.encode(errors="backslashreplace").decode() for path in files]
     note_mistakes(names, (sources, references))
-    # Folders with names such as "x (1)" and "x copy" are not listed; see `files.STRAY`.
-    file = re.sub(r"[^\w.]+", "_", names[0][:60])
-    name, title = f"on-{file}-{digest}", " and ".join(names)
+    name, title = f"on-{part_of_name(names[0])}-{digest}", " and ".join(names)
     batches = scoring_batches(*encoded)
     return EvaluationText(name, title, sources, references, batches)
 

@@ -120,7 +120,7 @@ def test_a_comparison_is_stored_whatever_the_name_of_the_baseline(run: str, tmp_
 def test_runs_of_the_same_name_have_separate_files(tmp_path: Path) -> None:
     for lines in (["eins"], ["zwei"], ["eins"]):
         save_comparison(tmp_path, {"run": "seed-0", "lines": lines}, lines)
-    saved = sorted(tmp_path.glob("baseline-seed-0-*.json"))
+    saved = sorted(tmp_path.glob("baseline-seed_0-*.json"))
     assert len(saved) == 2
     for path in saved:
         assert json.loads(path.read_text())["lines"] == [path.with_suffix(".txt").read_text()[:-1]]
