@@ -60,6 +60,11 @@ class CheckpointManager:
         self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
             raise UsageError(f"{self.run} has no checkpoint yet")
+        try:
+            # With any other path, Orbax would find no arrays.
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the path {self.run} is not UTF-8: rename the folder") from error
         if keep is not None and self._is_primary:
             folder.mkdir(parents=True, exist_ok=True)
             for partial in (".[0-9]*", ".old-*"):

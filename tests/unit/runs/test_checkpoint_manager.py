@@ -44,6 +44,14 @@ def test_a_checkpoint_is_restored_bit_for_bit(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, restored["params"], saved)
 
 
+def test_a_run_whose_path_is_not_utf_8_has_to_be_renamed(tmp_path: Path) -> None:
+    write_steps(tmp_path / "run" / "checkpoints", {1: 2.0})
+    renamed = (tmp_path / "run").rename(tmp_path / os.fsdecode(b"run-\xff"))
+    for keep in (None, 1):
+        with pytest.raises(UsageError, match=r"run-\udcff is not UTF-8: rename the folder$"):
+            CheckpointManager(renamed / "checkpoints", IDENTITY, keep=keep)
+
+
 def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros(1_000_000)
