@@ -76,8 +76,8 @@ class Row:
 
     @property
     def step_seconds(self) -> float:
-        """The duration of a training step, averaged over seeds."""
-        return statistics.fmean(run.step_seconds for run in self.runs)
+        """The duration of a training step in the fastest run."""
+        return min(run.step_seconds for run in self.runs)
 
     @property
     def learning_curve(self) -> Curve:
@@ -192,9 +192,9 @@ def to_markdown(rows: Sequence[Row], bleu: float, provenance: str) -> str:
         "close.",
         f"Steps to {bleu:g} BLEU: the first scored checkpoint whose BLEU on the development set, "
         "with greedy search, reaches this value.",
-        "ms per step: the lower quartile over all intervals between reports. Minutes are steps "
-        "multiplied by this duration, so they include neither evaluations nor compilation. Other "
-        "programs on the machine make steps slower.",
+        "ms per step: the lower quartile over all intervals between reports, for the fastest seed, "
+        "because other programs on the machine make steps slower. Minutes are steps multiplied by "
+        "this duration, so they include neither evaluations nor compilation.",
         "The second table shows test BLEU by the number of source tokens, including EOS. Different "
         "columns contain different sentences, so compare rows rather than columns.",
     ]
