@@ -14,6 +14,7 @@ from scipy import stats
 from transformer_jax.analysis.significance import count_different, p_value, paired_test
 from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import Row
+from transformer_jax.config.architectures import uses
 from transformer_jax.console import shell_command
 from transformer_jax.data.corpora import bleu_tokenizer
 from transformer_jax.errors import Setting, StorageError, TransformerJaxError, UsageError
@@ -129,15 +130,19 @@ def _collect_row(
     name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
 ) -> RowResult:
     config = config_as_trained(statuses)
-    changes = base.config.differences(row.config)
-    changes.pop(("train", "seed"), None)
+    model = row.config.model
+    changes = [
+        f"{key} {value}"
+        for (section, key), (_, value) in base.config.differences(row.config).items()
+        if (section, key) != ("train", "seed") and (section != "model" or uses(model, key))
+    ]
     done = [status for status in statuses if status.status == "done"]
     perplexities = _collect_scores(done).get("perplexity", {})
     unigram = _unigram_perplexity(done)
     failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
     return RowResult(
         name,
-        ", ".join(f"{key} {value}" for (_, key), (_, value) in changes.items()),
+        ", ".join(changes),
         config,
         row.paper,
         count_parameters(config)["total"],

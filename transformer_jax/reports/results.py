@@ -49,7 +49,8 @@ class RowResult:
 
     name: str
     change: str
-    """The config fields that differ from those of the first row, with their values."""
+    """The config fields that differ from those of the first row, with their values. Fields that the
+    row's architecture does not use are omitted."""
     config: Config
     """The config that the runs were trained with. The vocabulary may be smaller than requested."""
     paper: Paper

@@ -12,6 +12,7 @@ from run_files import collect, make_finished_sweep, make_run, write_results, wri
 
 import transformer_jax
 from transformer_jax.cli import main
+from transformer_jax.config.architectures import unused_defaults
 from transformer_jax.reports.collect import collect_runs, read_adhoc_status
 from transformer_jax.reports.report import write_report
 from transformer_jax.runs.run_folder import RunFolder
@@ -55,6 +56,15 @@ def test_runs_that_differ_only_in_their_seed_form_one_row(
     assert main(command) == 2
     reason = f"{runs[0]} is not scored: transformer-jax evaluate {runs[0]} --split dev"
     assert reason in capsys.readouterr().err
+
+
+def test_fields_that_an_architecture_does_not_use_are_not_among_the_changes(tmp_path: Path) -> None:
+    conv = SMALL.change(model={**unused_defaults("conv"), "architecture": "conv"})
+    assert {("model", "d_k"), ("model", "d_ff")} <= SMALL.differences(conv).keys()
+    runs = [make_run(tmp_path / "base", SMALL, 5.0), make_run(tmp_path / "conv", conv, 4.0)]
+    assert main(["report", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "report" / "table.csv").open() as file:
+        assert [row["change"] for row in csv.DictReader(file)] == ["base", "architecture conv"]
 
 
 def test_a_path_that_is_not_utf_8_can_be_reported(tmp_path: Path) -> None:
