@@ -1,7 +1,7 @@
 r"""The Transformer compared with recurrent and convolutional models of equal size (section 4).
 
     transformer-jax sweep recurrence --seeds 3 --control \
-        --tune train.peak_learning_rate 0.0015 0.003 0.006
+        --tune train.peak_learning_rate 0.0015 0.003 0.006 0.012
     transformer-jax evaluate sweeps/recurrence/general/seed-0 --by-length
 
     transformer-jax sweep recurrence --data-from smoke --train-from smoke
