@@ -49,7 +49,8 @@ def draw_curves(results: Results) -> Picture:
         label = OTHER_ROWS if name == names[-1] else None
         curve = curves[name]
         axes.plot(curve.x, curve.y, color="#BBBBBB", linewidth=1.0, label=label)
-    for number, name in enumerate(names[: len(PALETTE)]):
+    in_color = set(names[: len(PALETTE)])
+    for number, name in enumerate(name for name in results.rows if name in in_color):
         draw_curve(axes, curves[name], number)
     axes.set(xlabel="step", ylabel="perplexity, development set")
     use_log_axis(axes, [y for name in names for y in curves[name].y])
