@@ -298,17 +298,22 @@ def _remove_abandoned(path: Path) -> None:
                 shutil.rmtree(private)
 
 
+def check_utf8(path: Path, advice: str) -> None:
+    """Raise a UsageError that ends with the given advice if a path is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {path} is not UTF-8: {advice}") from error
+
+
 def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> None:
     """Check that a folder can be created, without changing an existing path.
 
     The message of a UsageError contains the result of `advise(path)`, which defaults to advice to
     choose another folder, and suggests a new path.
     """
-    try:
-        # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the path {path} is not UTF-8: choose another one") from error
+    # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
+    check_utf8(path, "choose another one")
     with storage_errors(f"{path} cannot be read"):
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())

@@ -27,7 +27,7 @@ import jax
 from jaxtyping import PyTree
 
 from transformer_jax.errors import StorageError, UsageError, summarize_error
-from transformer_jax.files import JsonObject, find_free_path, sync, write_text
+from transformer_jax.files import JsonObject, check_utf8, find_free_path, sync, write_text
 from transformer_jax.progress import note
 from transformer_jax.remote import copies, session
 from transformer_jax.runs import array_store, checksums
@@ -60,11 +60,8 @@ class CheckpointManager:
         self._is_primary = jax.process_index() == 0
         if keep is None and not folder.is_dir():
             raise UsageError(f"{self.run} has no checkpoint yet")
-        try:
-            # With any other path, Orbax would find no arrays.
-            str(folder).encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the path {self.run} is not UTF-8: rename the folder") from error
+        # With any other path, Orbax would find no arrays.
+        check_utf8(self.run, "rename the folder")
         if keep is not None and self._is_primary:
             folder.mkdir(parents=True, exist_ok=True)
             for partial in (".[0-9]*", ".old-*"):
