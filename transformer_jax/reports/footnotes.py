@@ -74,6 +74,12 @@ def describe_tuning(sweep: Sweep) -> list[str]:
         f"Each row has one trial for each combination of a value and a trial seed ({seeds}). "
         f"Chosen: {times} rows. The trials are not among the runs below."
     ]
+    tuned = [name for name, row in sweep.rows.items() if not row.is_control]
+    if names := [name for name in tuned if name not in chosen]:
+        notes.append(
+            f"Warning: no value has been chosen for these rows: {', '.join(names)}. Their runs, if "
+            "there are any, may have another value."
+        )
     numbers = [x for x in tuning.values if isinstance(x, int | float) and not isinstance(x, bool)]
     edges = {min(numbers), max(numbers)} if len(numbers) == len(tuning.values) else set()
     if names := [f"{row} ({value})" for row, value in chosen.items() if value in edges]:

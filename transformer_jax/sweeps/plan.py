@@ -14,13 +14,13 @@ A sweep's folder contains:
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from transformer_jax.config import Config, Paper, Row
-from transformer_jax.config.rows import FieldValue
+from transformer_jax.config.rows import FieldValue, split_field
 from transformer_jax.errors import ConfigError, Setting, StorageError, UsageError, storage_errors
 from transformer_jax.files import (
     INVALID_JSON,
@@ -104,6 +104,16 @@ class Tuning:
     chosen: Mapping[str, FieldValue] = field(default_factory=dict)
     """The values that have been chosen so far, keyed by row."""
 
+    def extends(self, other: "Tuning") -> bool:
+        """Return whether this tuning has all trials of another one, and perhaps further values."""
+        is_similar = replace(self, values=other.values, chosen=other.chosen) == other
+        return is_similar and {*self.values} >= {*other.values}
+
+    def with_choices(self, earlier: "Tuning") -> "Tuning":
+        """Add the choices of an earlier tuning, unless this one has further values to try."""
+        is_complete = {*self.values} == {*earlier.values}
+        return replace(self, chosen={**earlier.chosen, **self.chosen}) if is_complete else self
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -169,7 +179,7 @@ class Sweep:
         if is_free(self.path):
             return None
         stored = Sweep.open(self.path)
-        if _without_choices(stored.tuning) != _without_choices(self.tuning):
+        if not _can_continue(stored.tuning, self.tuning):
             raise UsageError(
                 f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this one "
                 f"{_describe_tuning(self.tuning)}: choose another folder (",
@@ -184,9 +194,11 @@ class Sweep:
         rows, seeds, origins, tuning = self.rows, self.seeds, self.origins, self.tuning
         stored = self.open_stored()
         if stored is not None:
-            if tuning is not None and stored.tuning is not None:
-                tuning = replace(tuning, chosen={**stored.tuning.chosen, **tuning.chosen})
             rows, seeds = {**stored.rows, **rows}, sorted({*stored.seeds, *seeds})
+            if tuning is not None and stored.tuning is not None:
+                tuning = tuning.with_choices(stored.tuning)
+                new_choices = tuning.chosen.keys() - stored.tuning.chosen.keys()
+                _check_values(self.path, rows, seeds, tuning, new_choices)
             origins = dict.fromkeys([*stored.origins, *origins])
         plan = {
             name: {
@@ -204,9 +216,7 @@ class Sweep:
         new = {
             run.config_file: run.config.to_dict()
             for run in [*self.trials, *runs]
-            # A control uses the value that was chosen for the row that it copies.
-            for row in [find_copied(rows, run.row) if rows[run.row].is_control else run.row]
-            if run.is_trial or tuning is None or row in tuning.chosen
+            if run.is_trial or tuning is None or find_tuned(rows, run.row) in tuning.chosen
             if not run.config_file.exists()
         }
         names = ["sweep.json", *(path.relative_to(self.path).as_posix() for path in new)]
@@ -264,8 +274,10 @@ def _read_tuning(data: JsonObject, rows: Mapping[str, Row]) -> Tuning:
     return tuning
 
 
-def _without_choices(tuning: Tuning | None) -> Tuning | None:
-    return None if tuning is None else replace(tuning, chosen={})
+def _can_continue(stored: Tuning | None, tuning: Tuning | None) -> bool:
+    if stored is None or tuning is None:
+        return stored is tuning
+    return tuning.extends(stored)
 
 
 def _describe_tuning(tuning: Tuning | None) -> str:
@@ -287,7 +299,7 @@ def choose_folder(path: Path, rows: Mapping[str, Row], tuning: Tuning | None = N
             return True
         stored = Sweep.open(path)
         return (
-            _without_choices(stored.tuning) == _without_choices(tuning)
+            _can_continue(stored.tuning, tuning)
             and next(iter(stored.rows)) == next(iter(rows))
             and all(is_same(stored.rows[x], rows[x]) for x in stored.rows.keys() & rows)
         )
@@ -332,9 +344,9 @@ def plan_sweep(
     first = rows[base].config.train.seed
     if tuning is not None and not is_free(path):
         stored = Sweep.open(path).tuning
-        if stored is not None and _without_choices(stored) == _without_choices(tuning):
-            chosen = {row: value for row, value in stored.chosen.items() if row in selected}
-            tuning = replace(tuning, chosen=chosen)
+        if stored is not None and tuning.extends(stored):
+            chosen = tuning.with_choices(stored).chosen
+            tuning = replace(tuning, chosen={row: chosen[row] for row in chosen if row in selected})
     runs = _plan_runs(path, selected, range(first, first + seeds), tuning)
     return Sweep(path, selected, runs, tuning=tuning)
 
@@ -378,6 +390,35 @@ def find_copied(rows: Mapping[str, Row], control: str) -> str:
     if (name := next(copied, None)) is None:
         raise UsageError(f"row {control} is a control, but no other row has the same config")
     return name
+
+
+def find_tuned(rows: Mapping[str, Row], name: str) -> str:
+    """Return the row whose trials determine a row's value: for a control, the row it copies."""
+    return find_copied(rows, name) if rows[name].is_control else name
+
+
+def _check_values(
+    path: Path,
+    rows: Mapping[str, Row],
+    seeds: Iterable[int],
+    tuning: Tuning,
+    new_choices: Collection[str],
+) -> None:
+    """Raise a UsageError if rows with a new choice have runs that were planned with another one."""
+    section, key = split_field(tuning.field)
+    changed = {
+        run.row: f"{run.row} ({tuning.chosen[row]})"
+        for run in _plan_runs(path, rows, seeds, tuning)
+        for row in [find_tuned(rows, run.row)]
+        if row in new_choices and run.config_file.exists()
+        if read_json(run.config_file).get(section, {}).get(key) != tuning.chosen[row]
+    }
+    if changed:
+        raise UsageError(
+            f"with more values of {tuning.field}, these rows in {path} have another best value, "
+            f"in parentheses: {', '.join(changed.values())}; to train them again, move their "
+            "folders elsewhere and repeat the command"
+        )
 
 
 def _plan_trials(path: Path, rows: Mapping[str, Row], tuning: Tuning) -> list[SweepRun]:

@@ -20,7 +20,7 @@ from transformer_jax.sweeps.plan import (
     Tuning,
     check_num_seeds,
     check_row_name,
-    find_copied,
+    find_tuned,
 )
 from transformer_jax.sweeps.status import RunStatus, check_finished, read_status
 
@@ -96,8 +96,7 @@ def _without_rows(sweep: Sweep, diverged: Collection[str]) -> Sweep:
     rows = {
         name: row
         for name, row in sweep.rows.items()
-        # A control is trained with the value of the row that it copies.
-        if (find_copied(sweep.rows, name) if row.is_control else name) not in diverged
+        if find_tuned(sweep.rows, name) not in diverged
     }
     if not rows and sweep.tuning is not None:
         raise SweepFailedError(f"all rows diverged with every value of {sweep.tuning.field}")

@@ -99,6 +99,12 @@ def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path
     assert [x["tuned"] for x in table] == ["1.0", "1.0", "2.0"]
     # The tuned field does not count as a difference between the rows.
     assert [x["change"] for x in table] == ["base", "d_ff 40", "d_ff 48"]
+    # With further values, each row chooses again, perhaps not the value of its present runs.
+    longer = plan_tuning(rows, "train.learning_rate_scale", [0.5, 1.0, 2.0, 4.0])
+    plan_sweep(sweep.path, rows, 2, tuning=longer).store()
+    warning = "Warning: no value has been chosen for these rows: base, row5, row6. Their runs"
+    assert warning in "\n".join(list_footnotes(collect(Sweep.open(sweep.path))))
+    assert warning not in text
 
 
 def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Path) -> None:

@@ -177,6 +177,37 @@ def test_a_sweep_keeps_its_tuning(tmp_path: Path) -> None:
             plan_sweep(path, ROWS, 1, tuning=changed).store()
 
 
+def test_a_longer_list_of_values_adds_trials_to_a_sweep(tmp_path: Path) -> None:
+    path, rows = tmp_path / "s", with_control(ROWS)
+    sweep = plan(path, rows)
+    finish_all(sweep, {"base": [5.0, 4.0, 4.5], "wide": [5.0, 4.5, 4.0]})
+    choose_values(sweep).store()
+    longer = plan_tuning(rows, FIELD, [0.5, 1, 2, 4])
+    assert choose_folder(path, rows, longer) == path
+    sweep = plan_sweep(path, rows, 2, tuning=longer)
+    sweep.store()
+    added = [run for run in open_trials(sweep).runs if read_status(run).status == "queued"]
+    assert [run.name for run in added] == [f"tune/{row}/4.0/seed-10000" for row in ROWS]
+    # The earlier choices do not count until the new trials have ended.
+    tuning = Sweep.open(path).tuning
+    assert tuning is not None
+    assert not tuning.chosen
+    with pytest.raises(UsageError, match="tunes"):
+        plan(path, rows)
+    for run, perplexity in zip(added, [3.0, 6.0], strict=True):
+        finish(run, perplexity)
+    # The best value for wide, 2, is still the best one.
+    best = r"have another best value, in parentheses: base \(4.0\), control \(4.0\); to"
+    with pytest.raises(UsageError, match=best):
+        choose_values(sweep).store()
+    for row in ("base", "control"):
+        (path / row).rename(tmp_path / row)
+    choose_values(sweep).store()
+    files = [run.config_file for run in Sweep.open(path).runs]
+    rates = [read_json(file)["train"]["learning_rate_scale"] for file in files]
+    assert rates == [4, 2, 4] * 2
+
+
 def test_integers_and_floats_are_the_same_values() -> None:
     tuning = plan_tuning(ROWS, FIELD, [0.5, 1])
     trials = plan_sweep(Path("s"), ROWS, 1, tuning=tuning).trials
