@@ -305,7 +305,7 @@ def footnotes(study: Study) -> Sequence[str]:
     notes = [
         f"Training sentences have at most L = {study.max_training_length} tokens, including EOS. "
         "The length of a sentence pair is the length of its source or target, whichever is longer. "
-        "The buckets contain the sentences of the development and test sets.",
+        f"The buckets contain the sentences of the {_describe_sets(study.sets)}.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
         f"deviation over random seeds ({', '.join(map(str, seeds))}).",
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
@@ -336,6 +336,11 @@ def footnotes(study: Study) -> Sequence[str]:
             "buckets contain different sentences, so compare rows rather than columns."
         )
     return [*notes, *study.missing]
+
+
+def _describe_sets(sets: Sequence[str]) -> str:
+    names = [name.replace("dev", "development") for name in sets]
+    return f"{' and '.join(names)} set{'s' * (len(names) > 1)}"
 
 
 def to_csv(study: Study) -> str:

@@ -71,6 +71,8 @@ class Study:
     """Notes on the runs and sentences that were not scored, with the reasons."""
     controls: Mapping[str, str] = field(default_factory=dict)
     """The scheme that each negative control copies."""
+    sets: Sequence[str] = ("dev", "test")
+    """The sets whose sentences are in the buckets."""
 
     @property
     def reaches_limit(self) -> bool:
@@ -80,6 +82,9 @@ class Study:
 
 def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     """Split the sentences into buckets by length, and score the finished runs on each bucket.
+
+    The buckets contain the sentences of the development and test sets. If the sweep is tuned, they
+    contain only those of the test set, because the values were chosen on the development set.
 
     Args:
         sweep: the study's sweep.
@@ -95,10 +100,14 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     missing: list[tuple[str, str]] = []
     runs_by_scheme: dict[str, list[list[Sentence]]] = {name: [] for name in sweep.rows}
     seeds: dict[str, list[int]] = {name: [] for name in sweep.rows}
+    sets: set[str] = set()
     for run in sweep.runs:
         status = read_status(run)
         if status.status == "done":
             splits = [name for name in status.finished if name != "train"]
+            if sweep.tuning is not None and "test" in splits:
+                splits = ["test"]
+            sets |= {*splits}
             sentences = [sentence for split in splits for sentence in read_sentences(run, split)]
             runs_by_scheme[run.row].append(sentences)
             seeds[run.row].append(run.seed)
@@ -134,7 +143,8 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
         name: find_copied(sweep.rows, name) for name, row in sweep.rows.items() if row.is_control
     }
     return Study(
-        list(sweep.rows), seeds, limit, buckets, metric, signature, curves, notes, controls
+        *(list(sweep.rows), seeds, limit, buckets, metric, signature, curves, notes, controls),
+        sorted(sets),
     )
 
 

@@ -18,7 +18,14 @@ from pages import ROOT
 from scipy import stats
 
 from experiments.positions.__main__ import main
-from experiments.positions.report import COLORS, MARKERS, significance_bands, to_csv, to_markdown
+from experiments.positions.report import (
+    COLORS,
+    MARKERS,
+    footnotes,
+    significance_bands,
+    to_csv,
+    to_markdown,
+)
 from experiments.positions.study import (
     MIN_SENTENCES,
     Bucket,
@@ -30,7 +37,7 @@ from experiments.positions.study import (
 from transformer_jax.config import Row
 from transformer_jax.config.loading import load_rows
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.sweeps.plan import Origin, Sweep, SweepRun, plan_sweep
+from transformer_jax.sweeps.plan import Origin, Sweep, SweepRun, Tuning, plan_sweep
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "positions"
 LIMIT = 8
@@ -127,6 +134,15 @@ def test_the_scores_of_a_bucket_are_those_of_its_sentences(sweep: Sweep) -> None
             for name, found in scores.items():
                 assert found == pytest.approx(expected[name], rel=1e-12)
     assert len({statistics.fmean(scores["exact"]) for scores in study.curves["base"]}) > 3
+
+
+def test_a_tuned_sweep_is_scored_on_the_test_set_alone(sweep: Sweep) -> None:
+    tuning = Tuning("train.learning_rate_scale", (0.5, 1.0), (10_000,))
+    study = score_by_length(replace(sweep, tuning=tuning))
+    lengths = [max(x[:2]) for x in synthesize(sweep.runs[0], "test")]
+    for bucket in study.buckets:
+        assert len(bucket.indices) == sum(bucket.above < x <= bucket.end for x in lengths)
+    assert footnotes(study)[0].endswith("The buckets contain the sentences of the test set.")
 
 
 def test_text_is_scored_by_sacrebleu_with_the_tokenizer_of_the_runs(tmp_path: Path) -> None:
