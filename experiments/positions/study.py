@@ -104,9 +104,9 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
     for run in sweep.runs:
         status = read_status(run)
         if status.status == "done":
-            splits = [name for name in status.finished if name != "train"]
-            if sweep.tuning is not None and "test" in splits:
-                splits = ["test"]
+            has_choice = sweep.tuning is not None and "test" in status.finished
+            skipped = {"train", "dev"} if has_choice else {"train"}
+            splits = [name for name in status.finished if name not in skipped]
             sets |= {*splits}
             sentences = [sentence for split in splits for sentence in read_sentences(run, split)]
             runs_by_scheme[run.row].append(sentences)
