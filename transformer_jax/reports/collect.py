@@ -103,9 +103,9 @@ def collect_results(
         raise UsageError(f"no run in {sweep.path} {nothing}{''.join(bad[:1])}")
     base_name, base = next(iter(sweep.rows.items()))
     by_row = {name: [s for s in statuses if s.run.row == name] for name in sweep.rows}
-    base_texts = _fingerprints(by_row[base_name])
+    base_digests = _digests(by_row[base_name])
     rows = {
-        name: _collect_row(name, row, base, by_row[name], base_texts)
+        name: _collect_row(name, row, base, by_row[name], base_digests)
         for name, row in sweep.rows.items()
     }
     done = {name: [s for s in row.trained if s.status == "done"] for name, row in rows.items()}
@@ -127,7 +127,11 @@ def _check_translations(status: RunStatus) -> RunStatus:
 
 
 def _collect_row(
-    name: str, row: Row, base: Row, statuses: Sequence[RunStatus], base_texts: set[str]
+    name: str,
+    row: Row,
+    base: Row,
+    statuses: Sequence[RunStatus],
+    base_digests: Mapping[str, set[str]],
 ) -> RowResult:
     config = config_as_trained(statuses)
     model = row.config.model
@@ -152,7 +156,11 @@ def _collect_row(
         unigram,
         failed,
         row.is_control,
-        has_other_text=bool(base_texts) and not _fingerprints(statuses) <= base_texts,
+        has_other_text=any(
+            not digests <= known
+            for key, digests in _digests(statuses).items()
+            if (known := base_digests.get(key))
+        ),
     )
 
 
@@ -167,13 +175,19 @@ def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:
     return None
 
 
-def _fingerprints(statuses: Sequence[RunStatus]) -> set[str]:
-    fingerprints = set()
+def _digests(statuses: Sequence[RunStatus]) -> dict[str, set[str]]:
+    """Return the digests of the vocabularies and of each scored set, which determine its tokens."""
+    digests: dict[str, set[str]] = {}
     for status in statuses:
-        with contextlib.suppress(KeyError, TypeError):
-            data = read_json_if_valid(status.run.path / "run.json")["data"]
-            fingerprints.add(str(data["fingerprint"]))
-    return fingerprints
+        run = read_json_if_valid(status.run.path / "run.json")
+        with contextlib.suppress(KeyError):
+            vocabularies = run["vocabulary"], run.get("source_vocabulary")
+            digests.setdefault("vocabulary", set()).add(str(vocabularies))
+        for split, scores in status.scores.items():
+            with contextlib.suppress(KeyError, TypeError):
+                texts = scores["files"]["source.txt"], scores["files"]["reference.txt"]
+                digests.setdefault(split, set()).add(str(texts))
+    return digests
 
 
 def _collect_scores(statuses: Sequence[RunStatus]) -> dict[str, dict[int, float]]:

@@ -300,8 +300,9 @@ def _list_caveats(results: Results) -> list[str]:
             notes.append(note if len(labels) == every else f"{', '.join(labels)}: {note}")
     if names := [row.name for row in rows if row.has_other_text]:
         notes.append(
-            f"Rows whose text or vocabulary differs from that of {results.base.name}: "
-            f"{', '.join(names)}. Their perplexities per token cannot be compared."
+            "Rows whose vocabulary, development set, or test set differs from that of "
+            f"{results.base.name}: {', '.join(names)}. Their perplexities per token cannot be "
+            "compared."
         )
     searches = {
         json.dumps([scores.get("average_checkpoints"), scores.get("decode")])

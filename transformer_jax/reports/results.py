@@ -69,7 +69,8 @@ class RowResult:
     is_control: bool
     """Whether this row is a copy of another row with other seeds."""
     has_other_text: bool
-    """Whether the row's text or vocabulary, and thus perplexity per token, is not comparable."""
+    """Whether the row's vocabulary, development set, or test set differs from the first row's, so
+    that their perplexities per token are not comparable."""
 
     def find(self, score: PaperScore, split: ScoredSplit) -> Collection[tuple[int, float]]:
         """Return the score of each seed on a set."""

@@ -138,10 +138,11 @@ def test_a_report_of_single_seeds_says_that_they_prove_nothing(dev_sweep: Sweep)
 
 def test_a_report_names_rows_with_another_vocabulary(dev_sweep: Sweep) -> None:
     for run in dev_sweep.runs:
-        data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
-        write_json(run.path / "run.json", data)
+        vocabulary = {"sha256": "b" if run.row == "worse" else "a"}
+        write_json(run.path / "run.json", {"vocabulary": vocabulary})
     notes = " ".join(list_footnotes(collect(dev_sweep)))
-    assert "Rows whose text or vocabulary differs from that of base: worse." in notes
+    start = "Rows whose vocabulary, development set, or test set differs from that of base: worse."
+    assert start in notes
 
 
 def test_a_report_states_that_scores_belong_to_different_steps(dev_sweep: Sweep) -> None:

@@ -1,5 +1,6 @@
 """Test the scores that a sweep collects and the differences between its rows."""
 
+import hashlib
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
-from transformer_jax.files import JsonObject, write_json
+from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.reports.collect import (
     _collect_scores,
     collect_results,
@@ -147,18 +148,42 @@ def test_a_row_with_one_seed_has_no_interval(dev_sweep: Sweep) -> None:
     assert results.verdict("worse", "perplexity") == "inconclusive"
 
 
-def test_perplexities_with_different_vocabularies_are_not_compared(dev_sweep: Sweep) -> None:
+@pytest.mark.parametrize(
+    ("part", "is_compared"),
+    [
+        ("data", True),  # the training text, for example because of BPE-dropout
+        ("vocabulary", False),
+        ("source_vocabulary", False),
+        ("source.txt", False),
+        ("reference.txt", False),
+    ],
+)
+def test_perplexities_are_compared_if_the_tokens_of_the_scored_sets_are_equal(
+    dev_sweep: Sweep, part: str, is_compared: bool
+) -> None:
     for run in dev_sweep.runs:
-        data = {"data": {"fingerprint": "b" if run.row == "worse" else "a"}}
-        write_json(run.path / "run.json", data)
+        description = {"data": {"fingerprint": "a"}, "vocabulary": {"sha256": "a"}}
+        [folder] = run.path.glob("evaluations/dev-*")
+        texts = [folder / name for name in ("source.txt", "reference.txt")]
+        texts[0].write_text(texts[1].read_text())
+        if run.row == "worse" and part.endswith(".txt"):
+            (folder / part).write_text(texts[1].read_text().replace("dog", "cat"))
+        elif run.row == "worse":
+            description[part] = {"fingerprint" if part == "data" else "sha256": "b"}
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in texts}
+        write_json(run.path / "run.json", description)
+        write_json(folder / "scores.json", read_json(folder / "scores.json") | {"files": files})
     results = collect(dev_sweep)
-    assert results.rows["worse"].has_other_text
-    assert results.compare("worse", "perplexity").difference is None
+    assert results.rows["worse"].has_other_text is not is_compared
+    assert (results.compare("worse", "perplexity").difference is not None) is is_compared
     assert results.compare("worse", "bleu").difference == pytest.approx(-2)
-    # Before the first row has a run, its text is unknown.
+
+
+def test_perplexities_with_unknown_tokens_are_compared(dev_sweep: Sweep) -> None:
+    # Before the first row has a run, its vocabulary is unknown.
     for run in dev_sweep.runs:
-        if run.row == "base":
-            (run.path / "run.json").unlink()
+        if run.row == "worse":
+            write_json(run.path / "run.json", {"vocabulary": {"sha256": "a"}})
     assert not collect(dev_sweep).rows["worse"].has_other_text
 
 
