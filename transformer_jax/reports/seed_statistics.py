@@ -27,11 +27,17 @@ HIGH_VARIANCE_RATIO = 4.0
 # If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
 # thousands of BLEU points.
 MIN_WELCH_SEEDS = 3
+# With one degree of freedom, a simultaneous interval can be as wide. Welch's interval has at least
+# two.
+MIN_FREEDOM = 2
 
 # With more ranks, the t approximation of a rank correlation's p-value is accurate enough.
 MAX_EXACT_RANKS = 8
 
-SEEDS_RULE = " (or three, if the row or the first row is not pooled)"
+SEEDS_RULE = (
+    " (or three, if the row or the first row is not pooled, or if the pooled rows have fewer than "
+    f"{MIN_FREEDOM} degrees of freedom)"
+)
 
 Scores = Mapping[str, Mapping[int, float]]
 Verdict = Literal["as in the paper", "differs", "inconclusive", "out of reach"]
@@ -61,7 +67,7 @@ class RowComparison:
     """The estimate, which is the center of `interval`, or None if either row has no score."""
     interval: Interval | None
     """The simultaneous 95% interval, or None if this row or the first has fewer than two seeds
-    (three if either is a high-variance row)."""
+    (three if either is a high-variance row, or if there are too few degrees of freedom)."""
     welch: Interval | None
     """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
     p: float | None = None
@@ -85,7 +91,8 @@ class Analysis:
     """The standard deviations of rows that are not pooled with others, relative to the typical
     one."""
     deviation: float | None = None
-    """The pooled standard deviation between seeds, or None if no degrees of freedom remain."""
+    """The pooled standard deviation between seeds, or None if fewer than `MIN_FREEDOM` degrees of
+    freedom remain."""
     freedom: int = 0
     """The degrees of freedom of `deviation`."""
     critical: float = math.nan
@@ -151,8 +158,8 @@ def _compare_pooled(
     With probability `confidence`, the intervals of `num_compared` rows, some of which may be
     missing, contain the true differences. Return the estimate, interval, and p-value of each row
     that shares seeds with the first row, directly or through others, the pooled standard deviation,
-    its degrees of freedom, and the critical value. Values that one seed or no degrees of freedom
-    leave unknown are None, NaN, or missing.
+    its degrees of freedom, and the critical value. Values that one seed or too few degrees of
+    freedom leave unknown are None, NaN, or missing.
     """
     others = [row for row in scores if row != base]
     seeds = sorted({seed for by_seed in scores.values() for seed in by_seed})
@@ -170,11 +177,13 @@ def _compare_pooled(
     # Remove floating-point noise, which would matter if all differences were equal.
     effects = (inverse @ values).round(12)
     num_seeds = [min(len(scores[base]), len(scores[row])) for row in others]
+    # With more seeds, Welch's interval remains.
+    min_seeds = 2 if freedom >= MIN_FREEDOM else MIN_WELCH_SEEDS
     estimates: dict[str, tuple[float, Interval | None, float | None]] = {
-        others[k]: (float(effects[k]), None, None) for k in connected if num_seeds[k] == 1
+        others[k]: (float(effects[k]), None, None) for k in connected if num_seeds[k] < min_seeds
     }
-    repeated = [k for k in connected if num_seeds[k] > 1]
-    if not freedom or not repeated:
+    repeated = [k for k in connected if num_seeds[k] >= min_seeds]
+    if freedom < MIN_FREEDOM or not repeated:
         return estimates, None, freedom, math.nan
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]

@@ -268,6 +268,28 @@ def test_two_seeds_have_no_welch_interval() -> None:
     assert analysis.comparisons["2"].interval is not None
 
 
+def test_one_degree_of_freedom_gives_no_simultaneous_interval() -> None:
+    nan = math.nan
+    base, ours = [30.0, 31.0, 30.2], [28.0, 20.0, 27.9]
+    # The interval would extend from -63.7 to +50.7.
+    for table in ([base[:2], ours[:2]], [base, [*ours[:2], nan]]):
+        analysis = analyze(to_scores(table))
+        comparison = analysis.comparisons["1"]
+        # The difference is adjusted for the missing seed.
+        assert comparison.difference == pytest.approx(-6.5)
+        assert (comparison.interval, comparison.p) == (None, None)
+        assert (analysis.deviation, analysis.freedom) == (None, 1)
+        [note] = describe_limits(analysis)
+        assert "if the pooled rows have fewer than 2 degrees of freedom" in note
+    # Three seeds in both rows are enough for Welch's interval, even if only two are shared.
+    partly = analyze({"base": dict(enumerate(base)), "other": {0: 28.0, 1: 20.0, 3: 27.9}})
+    assert partly.freedom == 1
+    assert partly.comparisons["other"].interval == partly.comparisons["other"].welch is not None
+    # Two degrees of freedom are enough.
+    assert analyze(to_scores([base, ours])).comparisons["1"].interval is not None
+    assert analyze(to_scores([base[:2], ours[:2], ours[:2]])).comparisons["1"].interval is not None
+
+
 def test_equal_scores_are_not_significant() -> None:
     analysis = analyze(to_scores([[0.1, 0.3], [0.1, 0.3], [1.1, 1.3]]))
     assert not excludes_zero(interval_of(analysis, "1"))
