@@ -10,6 +10,7 @@ from transformer_jax.sweeps.plan import find_copied
 
 LABELS: dict[PaperScore, str] = {"perplexity": "perplexity", "bleu": "BLEU"}
 UNCONFIRMED = ", but Welch's interval includes 0"
+NO_WELCH = ", but there are too few seeds for Welch's interval"
 # Verbs that state how one row, or several rows, compare with the paper.
 WORDS: dict[Verdict, tuple[str, str]] = {
     "as in the paper": ("agrees", "agree"),
@@ -71,7 +72,13 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
 def answer(results: Results, name: str) -> str:
     """Return one sentence that compares a row with the first row."""
     split = results.splits[-1]
-    sentence = _state({score: results.compare(name, score, split) for score in LABELS})
+    comparisons = {score: results.compare(name, score, split) for score in LABELS}
+    caveats = {
+        score: UNCONFIRMED if x.welch else NO_WELCH
+        for score, x in comparisons.items()
+        if x.is_unconfirmed
+    }
+    sentence = _state(comparisons, caveats)
     if not sentence:
         for row in (results.rows[name], results.base):
             if row.failed and not row.find("perplexity", "dev"):
@@ -110,15 +117,16 @@ def answer_factors(results: Results) -> dict[str, str]:
                 found.append(f"{x.name} ({_describe(comparison, score)})")
         if contrasts:
             interactions.append(f"{label}: {', '.join(found) or 'none is significant'}")
-    answers = {name: _state(comparisons) for name, comparisons in effects.items()}
+    answers = {name: _state(comparisons, {}) for name, comparisons in effects.items()}
     return answers | ({"interactions": f"{'; '.join(interactions)}."} if interactions else {})
 
 
-def _state(comparisons: Mapping[PaperScore, RowComparison]) -> str:
+def _state(
+    comparisons: Mapping[PaperScore, RowComparison], caveats: Mapping[PaperScore, str]
+) -> str:
     """Return a sentence about differences in each score, or "" if there are none."""
     sentence = "; ".join(
-        f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)})"
-        + UNCONFIRMED * x.is_unconfirmed
+        f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)})" + caveats.get(score, "")
         for score, x in comparisons.items()
         if x.difference is not None
     )

@@ -75,10 +75,10 @@ class RowComparison:
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether `interval` excludes 0, but `welch` contains it."""
-        if self.interval is None or self.welch is None:
+        """Whether `interval` excludes 0, but `welch` contains it or is missing."""
+        if self.interval is None or not self.interval.excludes_zero:
             return False
-        return self.interval.excludes_zero and not self.welch.excludes_zero
+        return self.welch is None or not self.welch.excludes_zero
 
 
 @dataclass(frozen=True)

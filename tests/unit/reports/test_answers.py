@@ -58,6 +58,18 @@ def test_each_row_has_one_sentence_with_its_intervals_and_the_papers_differences
     assert "+0.0% in perplexity (as in the paper)" in equal
 
 
+def test_an_answer_says_that_a_row_has_too_few_seeds_for_welchs_interval(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.001)
+    worse, caveat = results.rows["worse"], "too few seeds for Welch's interval; "
+    assert "Welch" not in answer(results, "worse")
+    # One of the three seeds failed to train.
+    failed = {name: {k: by_seed[k] for k in (0, 1)} for name, by_seed in worse.scores.items()}
+    rows = {**results.rows, "worse": replace(worse, scores=failed)}
+    few = answer(replace(results, rows=rows), "worse")
+    assert few.startswith("Worse in perplexity (+")
+    assert f"%]), but there are {caveat}" in few
+
+
 def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
     first, perplexity, _ = summarize(make_results(tmp_path, 0.0001))
     assert first == "These answers use the development set."

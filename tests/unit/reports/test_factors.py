@@ -204,6 +204,8 @@ def test_a_report_on_a_grid_answers_for_each_field_before_each_row(tmp_path: Pat
     # sqrt(6) is 2.449, and sqrt(3 / 2) is 1.225.
     assert answers["num_heads 2 - 1, averaged"].startswith("Worse in perplexity (+14")
     assert answers["d_k 8 - 4, averaged"].startswith("Worse in perplexity (+22.")
+    # Only rows have Welch's intervals.
+    assert not any("Welch" in sentence for sentence in answers.values())
     assert re.fullmatch(
         r"perplexity: \(d_k 8 - 4\) x \(num_heads 2 - 1\) \(\+(49|50)\.\d% \[.+\]\); "
         r"BLEU: none is significant\.",

@@ -414,7 +414,9 @@ def test_a_difference_is_unconfirmed_if_only_the_simultaneous_interval_excludes_
     assert all(x.is_unconfirmed for x in analysis.comparisons.values())
     far = {row: {k: v + 9 * (row != "base") for k, v in x.items()} for row, x in scores.items()}
     assert not any(x.is_unconfirmed for x in analyze(far).comparisons.values())
-    assert not RowComparison(1.0, Interval(0.5, 1.5), None).is_unconfirmed
+    assert RowComparison(1.0, Interval(0.5, 1.5), None).is_unconfirmed
+    assert not RowComparison(1.0, Interval(-0.5, 1.5), None).is_unconfirmed
+    assert not RowComparison(1.0, None, None).is_unconfirmed
 
 
 def test_the_width_of_an_interval_follows_from_the_reported_dispersion() -> None:
