@@ -124,6 +124,15 @@ def head_error_rates(
     """Return the error rate of each head. `Run.alignment_error_rates` explains the arguments."""
     sources, targets = read_pairs(sources, targets)
     references = read_gold(gold, len(sources))
+    for number, (reference, *lines) in enumerate(zip(references, sources, targets, strict=True), 1):
+        pairs = zip(aligner.vocabulary, lines, strict=True)
+        counts = [max(number_words(*pair), default=-1) + 1 for pair in pairs]
+        for link in sorted(reference.possible):
+            if link[0] >= counts[0] or link[1] >= counts[1]:
+                raise DataError(
+                    f"alignment {number}: link {link[0]}-{link[1]} is outside the lines, which "
+                    f"have {counts[0]} and {counts[1]} words (words are counted from 0)"
+                )
     rates = np.zeros(aligner.count_heads())
     aligned = dict(aligner.align(sources, targets, np.eye(rates.shape[1])))
     for layer, head in np.ndindex(*rates.shape):

@@ -284,7 +284,8 @@ class Run:
         """Return the alignment error rate of each cross-attention head by itself.
 
         `gold` contains one line for each pair, as in `alignment_error_rate`. This method raises the
-        same errors as `align` and `alignment_error_rate`.
+        same errors as `align` and `alignment_error_rate`, and a DataError if a gold link is outside
+        its pair of lines.
         """
         return head_error_rates(self._aligner(), sources, targets, list(gold))
 

@@ -1,6 +1,7 @@
 """Test word alignments and their error rate."""
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,20 @@ def test_the_error_rate_of_a_head_is_that_of_its_alignments(run: Run) -> None:
     for layer, head in np.ndindex(2, 2):
         lines = run.align(SOURCES, TARGETS, layer=layer, heads=[head])
         assert rates[layer, head] == pytest.approx(tj.alignment_error_rate(lines, gold))
+
+
+def test_gold_links_outside_the_lines_are_rejected(run: Run) -> None:
+    sources = ["one  two", ""]
+    targets = ["eins zwei drei", "vier"]
+    assert run.alignment_error_rates(sources, targets, ["0-0 1-2", ""]).shape == (2, 2)
+    for gold, link, counts in (
+        (["0-0 2-2", ""], "alignment 1: link 2-2", "2 and 3"),
+        (["0?3 1-2", ""], "alignment 1: link 0-3", "2 and 3"),
+        (["0-0", "0-0"], "alignment 2: link 0-0", "0 and 1"),
+    ):
+        message = f"{link} is outside the lines, which have {counts} words (words are counted "
+        with pytest.raises(DataError, match=re.escape(message)):
+            run.alignment_error_rates(sources, targets, gold)
 
 
 def test_models_without_such_attention_are_rejected(run: Run, tmp_path: Path) -> None:
