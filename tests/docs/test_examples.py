@@ -1,14 +1,18 @@
 """Test that the example model in the repository is complete and can translate."""
 
 import hashlib
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pages import ROOT
+import tensorflow_datasets as tfds
+from pages import ROOT, commands
 
 import transformer_jax
+from transformer_jax.cli import main
 from transformer_jax.config.loading import import_file
 from transformer_jax.data.corpora import CORPORA
 from transformer_jax.data.prepare import prepare_text
@@ -45,6 +49,7 @@ def test_the_example_model_translates_a_caption() -> None:
 
 
 SUMMARIZATION = ROOT / "examples" / "summarization.py"
+PAGE = ROOT / "docs" / "beyond-translation.md"
 
 
 @pytest.mark.usefixtures("forget_parts")
@@ -65,6 +70,41 @@ def test_the_sources_of_the_stories_are_cut_but_contain_what_the_summaries_state
     # No pair is left out, because sources are cut before their length is checked.
     prepared = prepare_text(config.data)
     assert len(prepared.tokens("train")[0].lengths) == 300
+
+
+class Articles(tfds.core.GeneratorBasedBuilder):
+    """A dataset with the splits and the text features of cnn_dailymail, and 900-word articles."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> Any:
+        names = ("article", "highlights", "id")
+        features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager: Any) -> Any:  # noqa: ARG002
+        return {name: self._generate_examples() for name in ("train", "validation", "test")}
+
+    def _generate_examples(self) -> Any:
+        for i in range(20):
+            words = [f"w{i}", *(["x", "y", "z"] * 300)]
+            yield i, {"article": " ".join(words), "highlights": " ".join(words[:16]), "id": f"{i}"}
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_the_command_for_news_reads_a_dataset_and_keeps_its_articles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    [text] = [x.text for x in commands(PAGE) if "--data.corpus summaries" in x.text]
+    _, _, *words, out, _ = shlex.split(text.replace("cnn_dailymail", "articles"))
+    assert out == "--out"
+    options = ["--data.folder", str(tmp_path), "--data.vocab-size", "40"]
+    assert main(["prepare", *words, *options]) == 0
+    output = capsys.readouterr().out
+    assert "articles 1.0.0, article-highlights, cut after 400 words" in output
+    # Without the cut, all articles would be longer than data.max_length.
+    assert output.count("20 pairs, 20 kept\n") == 3
 
 
 @pytest.mark.usefixtures("forget_parts")
