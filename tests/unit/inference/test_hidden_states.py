@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from example_configs import SMALL, with_architecture
-from models import SOURCE, TARGET, make_model
-from oracles import apply, decoder_layer, encoder_layer, floats, sinusoid
+from models import SOURCE, TARGET, VOCABULARY, make_model
+from oracles import apply, decoder_layer, encoder_layer, floats, layer_norm, sinusoid
 from run_files import write_untrained_run
 
 from transformer_jax.errors import UsageError
@@ -47,6 +47,17 @@ def test_the_last_state_of_the_decoder_gives_the_logits(changes: dict[str, Any])
     logits = apply(model, params, states["decoder"][-1], method="to_logits")
     expected = apply(model, params, SOURCE, TARGET)
     np.testing.assert_allclose(floats(logits), floats(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_the_logit_lens_multiplies_each_state_by_the_embedding_matrix(order: str) -> None:
+    model, params = make_model(num_layers=2, layer_norm=order)
+    states = apply_states(model, params)["decoder"][:, 0]
+    logits = apply(model, params, states, method="to_logits")
+    normalized = floats(states) if order == "post" else layer_norm(params["decoder_norm"], states)
+    expected = normalized @ floats(params["embedding"]["table"]).T
+    assert expected.shape == (3, TARGET.shape[1], VOCABULARY)
+    np.testing.assert_allclose(floats(logits), expected, atol=1e-4)
 
 
 def apply_states(model: Any, params: Any) -> dict[str, Any]:
