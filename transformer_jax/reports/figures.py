@@ -15,7 +15,7 @@ from transformer_jax.visualization.text import printable_label
 MAX_PERPLEXITY = 1e6
 OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
-HERE = "here, {} set, with simultaneous 95% intervals"
+HERE = "here, {} set, with 95% intervals"
 # If a row's scores vary widely across seeds, its interval may be much wider than those of other
 # rows. An interval is cut off at the edge of the figure if it extends beyond the farthest point by
 # more than this many typical half-widths.
@@ -34,6 +34,7 @@ RATIOS_CAPTION = (
     "circle is then in the gray band. Intervals that are much wider than typical ones end at the "
     "edge of the figure."
 )
+CONTROL_CAPTION = " A control's interval is Welch's, and the gray band does not apply to a control."
 
 
 def draw_curves(results: Results) -> Picture:
@@ -81,6 +82,12 @@ def _by_importance(results: Results) -> list[str]:
 
     base, *others = results.rows
     return [base, *sorted(others, key=magnitude, reverse=True)]
+
+
+def describe_ratios(results: Results) -> str:
+    """Return the caption of `draw_ratios`."""
+    has_control = any(row.is_control for row in results.rows.values())
+    return RATIOS_CAPTION + CONTROL_CAPTION * has_control
 
 
 def draw_ratios(results: Results) -> Picture:

@@ -26,7 +26,12 @@ from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
 from transformer_jax.reports.answers import answer, answer_factors, question, summarize
 from transformer_jax.reports.factors import Contrast
-from transformer_jax.reports.figures import CURVES_CAPTION, RATIOS_CAPTION, draw_curves, draw_ratios
+from transformer_jax.reports.figures import (
+    CURVES_CAPTION,
+    describe_ratios,
+    draw_curves,
+    draw_ratios,
+)
 from transformer_jax.reports.footnotes import list_footnotes, to_markdown_list
 from transformer_jax.reports.results import (
     BleuDifference,
@@ -40,7 +45,6 @@ from transformer_jax.reports.tables import MISSING, Table
 from transformer_jax.runs.metrics_file import is_number
 
 Column = Callable[[Results, RowResult], str]
-CAPTIONS = {"ratios": RATIOS_CAPTION, "curves": CURVES_CAPTION}
 SPECS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
 SPLIT_NAMES: dict[ScoredSplit, str] = {"dev": "development", "test": "test"}
 RUNS = "Runs (their unrounded scores are in runs.csv)"
@@ -72,15 +76,16 @@ def write_report(results: Results) -> Path:
     # Omit the last two columns, the signature and the command, which are in runs.csv.
     runs = [row[:-2] for row in make_run_table(results, digits=2)]
     pictures = {"ratios": draw_ratios(results), "curves": draw_curves(results)}
-    figures = {caption: pictures[name].svg for name, caption in CAPTIONS.items()}
+    captions = {"ratios": describe_ratios(results), "curves": CURVES_CAPTION}
+    figures = {caption: pictures[name].svg for name, caption in captions.items()}
     files: dict[str, str | bytes] = {
-        "table.md": _make_markdown(results, tabled),
+        "table.md": _make_markdown(results, captions, tabled),
         "table.tex": "\n".join(map(tables.to_latex, tabled.values())),
         "table.csv": tables.to_csv(scores),
         "comparisons.csv": tables.to_csv(list_comparisons(results)),
         "runs.csv": tables.to_csv(make_run_table(results)),
         "index.html": _make_page(results, figures, {**tabled, RUNS: runs}),
-        **{f"{name}.svg": figures[caption] for name, caption in CAPTIONS.items()},
+        **{f"{name}.svg": figures[caption] for name, caption in captions.items()},
         **{f"{name}.pdf": picture.pdf for name, picture in pictures.items()},
     }
     optional = {
@@ -216,9 +221,12 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
 
 
 def list_comparisons(results: Results) -> Table:
-    """Return the unrounded differences from the first row for each row, score, and set."""
+    """Return the unrounded differences from the first row for each row, score, and set.
+
+    The last column names the method of the interval from `low` to `high`.
+    """
     headings = ["row", "score", "difference", "low", "high", "p", "welch_low", "welch_high"]
-    table = [[*headings, "paper", "verdict", "split"]]
+    table = [[*headings, "paper", "verdict", "split", "method"]]
     missing = (None, None)
     for split, analyses in results.analyses.items():
         for score, analysis in analyses.items():
@@ -228,7 +236,9 @@ def list_comparisons(results: Results) -> Table:
                 interval, welch = x.interval or missing, x.welch or missing
                 paper = results.paper_difference(name, score)
                 values = [x.difference, *interval, x.p, *welch, paper]
-                values += [results.verdict(name, score, split), split]
+                other = "Welch" if name in controls else "Welch, Bonferroni"
+                method = (other if x.p is None else "Dunnett") if x.interval else None
+                values += [results.verdict(name, score, split), split, method]
                 label = "ln perplexity" if score == "perplexity" else "BLEU"
                 cells = ("" if value is None else str(value) for value in values)
                 table.append([name, label, *cells])
@@ -284,7 +294,9 @@ def make_trial_table(results: Results) -> Table:
     return table
 
 
-def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
+def _make_markdown(
+    results: Results, captions: Mapping[str, str], tabled: Mapping[str, Table]
+) -> str:
     answers = answer_factors(results)
     answers |= {name: answer(results, name) for name in results.compared}
     parts = [
@@ -292,7 +304,7 @@ def _make_markdown(results: Results, tabled: Mapping[str, Table]) -> str:
         *map(tables.escape_markdown, summarize(results)),
         to_markdown_list([f"{name}: {sentence}" for name, sentence in answers.items()]),
         *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
-        *(f"![{caption}]({name}.svg)" for name, caption in CAPTIONS.items()),
+        *(f"![{caption}]({name}.svg)" for name, caption in captions.items()),
         to_markdown_list(list_footnotes(results)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

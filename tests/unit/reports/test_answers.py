@@ -13,8 +13,9 @@ from transformer_jax.config import Paper, Row
 from transformer_jax.config.rows import with_control
 from transformer_jax.errors import UsageError
 from transformer_jax.reports.answers import answer, describe_reach, question, summarize
+from transformer_jax.reports.figures import CONTROL_CAPTION, describe_ratios
 from transformer_jax.reports.footnotes import list_footnotes
-from transformer_jax.reports.report import list_comparisons
+from transformer_jax.reports.report import list_comparisons, write_report
 from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import plan_sweep
 
@@ -131,7 +132,11 @@ def test_a_control_shows_a_difference_that_is_not_counted(
     assert "] in perplexity (1 of 2 rows differ by no more) and by +0.00 [" in sentence
     assert ("The interval for perplexity excludes 0" in sentence) is is_significant
     assert results.verdict("control", "perplexity") is None
-    assert any(line[0] == "control" for line in list_comparisons(results))
+    head, *lines = list_comparisons(results)
+    methods = {(line[0], line[head.index("method")]) for line in lines}
+    assert methods == {("worse", "Dunnett"), ("equal", "Dunnett"), ("control", "Welch")}
+    assert describe_ratios(results) == describe_ratios(plain) + CONTROL_CAPTION
+    assert CONTROL_CAPTION in (write_report(results) / "table.md").read_text()
     # With another baseline, the sentence still compares the control with the row that it copies.
     other = replace(results, rows={"worse": results.rows["worse"], **results.rows})
     same = results.compare_control("control", "perplexity", "dev")

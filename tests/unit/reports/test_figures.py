@@ -89,7 +89,8 @@ def test_a_curve_that_diverges_and_any_name_are_shown(tmp_path: Path) -> None:
 def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
     svg = draw_ratios(results).svg
     assert all(
-        label in svg for label in (">here, dev set, with", ">in the paper<", ">not significant<")
+        label in svg
+        for label in (">here, dev set, with 95%", ">in the paper<", ">not significant<")
     )
 
 

@@ -19,6 +19,7 @@ from transformer_jax.reports.footnotes import list_footnotes
 from transformer_jax.reports.report import (
     COMPARISONS,
     SCORES,
+    list_comparisons,
     make_run_table,
     make_table,
     write_report,
@@ -125,6 +126,22 @@ def test_a_report_that_compares_nothing_with_the_paper_does_not_mention_it(
     assert "newstest2013" not in notes
     assert "the paper reports" not in notes
     assert "as in the paper" not in notes
+
+
+def test_comparisons_name_the_method_of_each_interval(sweep: Sweep) -> None:
+    results = collect(sweep)
+    worse = results.rows["worse"]
+    scores = {"perplexity": {0: 1.0, 1: 9.0, 2: 90.0}}
+    few = replace(results.rows["same"], scores={"perplexity": {0: 5.1}})
+    rows = {**results.rows, "worse": replace(worse, scores=scores), "same": few}
+    head, *lines = list_comparisons(replace(results, rows=rows, split="dev"))
+    found = [dict(zip(head, line, strict=True)) for line in lines]
+    assert {x["row"]: x["method"] for x in found if x["score"] == "ln perplexity"} == {
+        "better": "Dunnett",
+        "worse": "Welch, Bonferroni",
+        "same": "",
+        "other": "Dunnett",
+    }
 
 
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
