@@ -135,13 +135,14 @@ def _state(
 
 def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> str:
     """Return how many seeds are necessary to show equivalence, or "" if unknown."""
-    seeds = results.seeds_for_equivalence(score, split)
-    if seeds is None:
+    found = results.seeds_for_equivalence(score, split)
+    if found is None:
         return ""
+    seeds, low, high = found
     return (
         f"To show that a row and {results.base.name} have equal {LABELS[score]} on the "
-        f"{_name(split)} set (within {_margin(score)}), each row needs at least {seeds:,} seeds; "
-        f"{results.base.name} has "
+        f"{_name(split)} set (within {_margin(score)}), each row needs at least {seeds:,} seeds "
+        f"(95% interval: {low:,} to {high:,}); {results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )
 

@@ -21,6 +21,7 @@ from transformer_jax.reports.seed_statistics import (
     RowComparison,
     Verdict,
     analyze,
+    deviation_interval,
     seeds_for_equivalence,
     verdict,
 )
@@ -223,12 +224,22 @@ class Results:
             and (paper := self.paper_difference(name, score)) is not None
         ]
 
-    def seeds_for_equivalence(self, score: PaperScore, split: ScoredSplit) -> int | None:
-        """Return how many seeds are necessary to show equivalence, or None if unknown."""
+    def seeds_for_equivalence(
+        self, score: PaperScore, split: ScoredSplit
+    ) -> tuple[int, int, int] | None:
+        """Return how many seeds are necessary to show equivalence, or None if unknown.
+
+        The other two numbers are the ends of the 95% interval of this estimate.
+        """
         analysis = self.analyses[split][score]
         if not analysis.deviation:
             return None
-        return seeds_for_equivalence(analysis.deviation, len(analysis.comparisons), MARGINS[score])
+        interval = deviation_interval(analysis.deviation, analysis.freedom)
+        seeds, low, high = (
+            seeds_for_equivalence(deviation, len(analysis.comparisons), MARGINS[score])
+            for deviation in (analysis.deviation, *interval)
+        )
+        return seeds, low, high
 
 
 def _any_scored(rows: Iterable[RowResult], split: ScoredSplit) -> bool:

@@ -268,6 +268,13 @@ def seeds_for_equivalence(deviation: float, num_compared: int, margin: float) ->
     return low + bisect.bisect_left(range(low, high), True, key=is_enough)
 
 
+def deviation_interval(deviation: float, freedom: int) -> Interval:
+    """Return the 95% interval of a standard deviation with this many degrees of freedom."""
+    tails = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
+    low, high = (deviation * math.sqrt(freedom / special.chdtri(freedom, x)) for x in tails)
+    return Interval(low, high)
+
+
 def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """Return Spearman's correlation between our differences and the paper's, and its p-value.
 

@@ -87,9 +87,12 @@ def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Pa
     assert "is at most 0.01 ln perplexity (1), 1 is out of reach." in perplexity
     reach = describe_reach(results, "perplexity", "dev")
     assert reach in perplexity
-    seeds = results.seeds_for_equivalence("perplexity", "dev")
-    assert seeds is not None
-    assert f"each row needs at least {seeds:,} seeds; base has 3." in reach
+    found = results.seeds_for_equivalence("perplexity", "dev")
+    assert found is not None
+    seeds, low, high = found
+    assert low < seeds < high
+    interval = f"(95% interval: {low:,} to {high:,})"
+    assert f"each row needs at least {seeds:,} seeds {interval}; base has 3." in reach
 
 
 def test_a_report_says_how_many_seeds_would_show_that_rows_are_equal(tmp_path: Path) -> None:

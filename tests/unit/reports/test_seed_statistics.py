@@ -21,6 +21,7 @@ from transformer_jax.reports.seed_statistics import (
     Verdict,
     analyze,
     describe_limits,
+    deviation_interval,
     dunnett_probability,
     dunnett_quantile,
     failed_seeds,
@@ -375,6 +376,18 @@ def test_equivalence_needs_as_many_seeds_as_the_documentation_says() -> None:
     # The pooled deviations of the 5,000-step report, in ln perplexity and dev BLEU.
     assert seeds_for_equivalence(0.0109, 13, LOG_PERPLEXITY_MARGIN) == pytest.approx(19, abs=1)
     assert seeds_for_equivalence(0.56, 13, BLEU_MARGIN) == pytest.approx(124, abs=2)
+    # The pooled deviation in perplexity has 40 degrees of freedom.
+    low, high = (
+        seeds_for_equivalence(x, 13, LOG_PERPLEXITY_MARGIN) for x in deviation_interval(0.0109, 40)
+    )
+    assert (low, high) == (13, 31)
+
+
+def test_the_interval_of_a_deviation_contains_it_in_95_percent_of_samples() -> None:
+    table = np.random.default_rng(0).normal(scale=3.0, size=(20_000, 5))
+    intervals = [deviation_interval(x, 4) for x in table.std(axis=1, ddof=1).tolist()]
+    assert np.mean([low > 3 for low, _ in intervals]) == pytest.approx(0.025, abs=0.004)
+    assert np.mean([high < 3 for _, high in intervals]) == pytest.approx(0.025, abs=0.004)
 
 
 def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
