@@ -116,6 +116,7 @@ def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Pa
     assert " of these rows are worse than base." in text
     assert "Pooled standard deviations between seeds: " in text
     assert "Spearman's rank correlation with the paper's differences in test perplexity is" in text
+    assert "two methods, and is not corrected for the number of rows and seeds." in text
     assert text.count("Missing: ") == 1
     assert "Missing: other/seed-2: failed, train:" in text
 
