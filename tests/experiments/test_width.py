@@ -1,9 +1,44 @@
 """Test the experiments with learning rates by width."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from oracles import activations
 
 from experiments import width
-from experiments.width import check_table, main
+from experiments.width import check_table, main, make_batches, make_config, measure_changes
+from transformer_jax.baselines.build import build_model
+from transformer_jax.special_tokens import PAD
+from transformer_jax.training.step import init_state
+
+
+def test_the_changes_are_those_of_the_formulas_after_one_step_of_adam() -> None:
+    # With the paper's rule, the rate at width 8 is twice that at width 32.
+    config = make_config(8, "the paper", 2.0**-6, label_smoothing=0.0)
+    batches = make_batches(config)
+    source, target = map(jnp.asarray, batches[0])
+    model = build_model(config.model, config.data.vocab_size)
+    before = init_state(model, config.train).params
+
+    def loss(params: Any) -> Any:
+        logits = jnp.asarray(model.apply({"params": params}, source, target))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+        return losses.mean(where=target != PAD)
+
+    # The bias-corrected means of Adam's first step are the gradient and its square.
+    gradients = jax.jit(jax.grad(loss))(before)
+    after = jax.tree.map(lambda x, g: x - 2.0**-5 * g / (abs(g) + 1e-9), before, gradients)
+    old, new = (activations(params, source, target) for params in (before, after))
+    expected = {name: np.abs(new[name] - old[name]).mean() for name in old}
+    for name in ("encoder", "decoder"):
+        expected[name] /= np.abs(old[name]).mean()
+    changes = {name: x for name, [x] in measure_changes(config, batches, 1).items()}
+    assert changes == pytest.approx(expected, rel=1e-4)
+    assert min(expected.values()) > 0.1
 
 
 @pytest.mark.exhaustive

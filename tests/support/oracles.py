@@ -199,6 +199,11 @@ def sinusoid(positions: int, d_model: int) -> Floats:
 
 def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
     """Return the logits for each target token (figure 1). Token 0 is PAD, and token 1 is BOS."""
+    return activations(params, source, target)["logits"]
+
+
+def activations(params: Params, source: ArrayLike, target: ArrayLike) -> dict[str, Floats]:
+    """Return the output of each stack and the logits for each target token."""
     source, target = np.asarray(source), np.asarray(target)
     matrix = floats(params["embedding"]["table"])
     d_model = matrix.shape[1]
@@ -216,7 +221,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
     x = embed(decoder_input)
     for i in range(layers):
         x = decoder_layer(params[f"decoder_{i}"], x, memory, causal, is_token)
-    return x @ matrix.T
+    return {"encoder": memory, "decoder": x, "logits": x @ matrix.T}
 
 
 class BeamSlots:
