@@ -202,7 +202,8 @@ def _explain_columns(results: Results) -> list[str]:
             f"test BLEU to {results.base.name} by seed: the parentheses contain the p-value of "
             "sacreBLEU's approximate randomization over sentences, which is two-sided "
             f"({results.signature}). With 1,000 samples, its resolution is 0.001. It compares two "
-            "trained models, not two methods, and is not corrected for the number of rows and seeds."
+            "trained models, not two methods, and is not corrected for the number of rows and "
+            "seeds."
         )
     return [*notes, ANALYSIS]
 
