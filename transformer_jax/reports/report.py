@@ -22,6 +22,7 @@ from pathlib import Path
 
 from transformer_jax.console import escape_control_characters, shell_command
 from transformer_jax.errors import storage_errors
+from transformer_jax.evaluation.scores import MAX_ORDER
 from transformer_jax.files import check_no_links, write_bytes
 from transformer_jax.reports import tables
 from transformer_jax.reports.answers import answer, answer_factors, question, summarize
@@ -73,8 +74,8 @@ def write_report(results: Results) -> Path:
         label = "ln perplexity" if score == "perplexity" else "BLEU"
         title = f"Effects of fields on {label} on the {SPLIT_NAMES[split]} set"
         tabled[title] = _make_effect_table(contrasts, SPECS[score])
-    # Omit the last two columns, the signature and the command, which are in runs.csv.
-    runs = [row[:-2] for row in make_run_table(results, digits=2)]
+    # The last columns, from the brevity penalty to the command, are only in runs.csv.
+    runs = [row[: -MAX_ORDER - 3] for row in make_run_table(results, digits=2)]
     pictures = {"ratios": draw_ratios(results), "curves": draw_curves(results)}
     captions = {"ratios": describe_ratios(results), "curves": CURVES_CAPTION}
     figures = {caption: pictures[name].svg for name, caption in captions.items()}
@@ -250,10 +251,16 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
     dev_scores, test_scores = ("perplexity", "bleu"), ("perplexity", "bleu", "chrf")
     format_number = str if digits is None else partial(format_score, digits=digits)
     headings = ["run", "status", "step", *(f"dev_{name}" for name in dev_scores)]
-    table = [[*headings, *(f"test_{name}" for name in test_scores), "signature", "command"]]
+    headings += [f"test_{name}" for name in test_scores]
+    headings += ["test_brevity_penalty", *(f"test_precision_{n + 1}" for n in range(MAX_ORDER))]
+    table = [[*headings, "signature", "command"]]
     for status in results.statuses:
         dev, test = (status.scores.get(split, {}) for split in ("dev", "test"))
         values = [dev.get(x) for x in dev_scores] + [test.get(x) for x in test_scores]
+        stored = test.get("precisions")
+        is_valid = isinstance(stored, list) and len(stored) == MAX_ORDER
+        precisions = stored if is_valid else [None] * MAX_ORDER
+        values += [test.get("brevity_penalty"), *precisions]
         scores = [format_number(x) if is_number(x) else "" for x in values]
         splits = [] if test or not dev else ["--split", "dev"]
         command = shell_command("evaluate", status.run.path, *splits)

@@ -185,6 +185,33 @@ def test_the_table_of_runs_has_unrounded_scores(folder: Path, sweep: Sweep) -> N
     assert runs["other/seed-2"]["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("precisions", "expected"),
+    [
+        ([80.5, 60.25, 40.0, 20.0], ["80.5", "60.25", "40.0", "20.0"]),
+        ([80.5, "x", None, True], ["80.5", "", "", ""]),
+        ([80.5], [""] * 4),
+        ("80.5", [""] * 4),
+    ],
+)
+def test_the_table_of_runs_has_the_factors_of_bleu(
+    tmp_path: Path, precisions: object, expected: list[str]
+) -> None:
+    sweep = make_finished_sweep(tmp_path / "s", rows=["base"], splits=["test"])
+    [path] = sweep.runs[0].path.glob("evaluations/test-*/scores.json")
+    factors = {"brevity_penalty": 0.9875, "precisions": precisions}
+    path.write_text(json.dumps(json.loads(path.read_text()) | factors))
+    folder = write_report(collect(sweep))
+    first, second, *_ = csv.DictReader((folder / "runs.csv").read_text().splitlines())
+    assert first["test_brevity_penalty"] == "0.9875"
+    assert [first[f"test_precision_{n}"] for n in (1, 2, 3, 4)] == expected
+    assert {second["test_brevity_penalty"], second["test_precision_1"]} == {""}
+    assert first["command"].startswith("transformer-jax evaluate ")
+    # The page contains only the main scores.
+    assert Page((folder / "index.html").read_text()).text.count("test_chrf") == 1
+    assert "test_brevity_penalty" not in (folder / "index.html").read_text()
+
+
 def test_the_command_of_a_run_evaluates_the_set_that_was_scored(dev_sweep: Sweep) -> None:
     head, *rows = make_run_table(collect(dev_sweep))
     assert {row[head.index("command")].endswith(" --split dev") for row in rows} == {True}
