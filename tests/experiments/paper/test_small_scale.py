@@ -24,7 +24,7 @@ NUMBERS = "--data.num-pairs 60 --data.batch-tokens 256"
 SEARCH = "--decode.average-checkpoints 1 --decode.beam-size 1"
 SMALLER = {
     "python -m experiments.paper table1": "--exact",
-    "python -m experiments.paper table2": "--steps 2",
+    "python -m experiments.paper table2": "--steps 4",
     "transformer-jax evaluate": "--beam-sizes 1 --alphas 0.6 --averages 1",
     "transformer-jax prepare": NUMBERS,
     "transformer-jax train parsing_small": f"{MODEL} {TRAIN} {SEARCH} --model.d-model 16 "
@@ -72,6 +72,9 @@ def test_each_small_scale_command_of_the_index_runs(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        if "table2" in command:
+            rows = [line.split() for line in done.stdout.splitlines()]
+            assert [row[5] for row in rows if row[:1] in (["base"], ["big"])] == ["3", "5"]
     assert len(list(tmp_path.glob("figure?.svg"))) == 5
 
 

@@ -1,9 +1,12 @@
-"""Test the training costs of Table 2."""
+"""Test the training costs of Table 2, and the table of the small models."""
+
+from pathlib import Path
 
 import pytest
 
-from experiments.paper.table2 import TABLE2, estimate_disk
+from experiments.paper.table2 import TABLE2, estimate_disk, make_small_rows, train_small
 from transformer_jax.config.loading import load_config
+from transformer_jax.inference.trained_run import load
 
 # The FLOPs in Table 2, which gives one number per model for both language pairs.
 PAPER = {"base": 3.3e18, "big": 2.3e19}
@@ -34,3 +37,26 @@ def test_the_disk_holds_the_text_and_the_averaged_checkpoints() -> None:
     # of the base model and 20 of the big model.
     assert estimate_disk(base) > base.text_bytes + 5 * 3 * 4 * 63.05e6
     assert estimate_disk(big) > big.text_bytes + 20 * 3 * 4 * 213e6
+
+
+@pytest.mark.slow
+def test_the_small_table_has_the_bleu_of_the_last_checkpoint_and_of_the_average(
+    tmp_path: Path,
+) -> None:
+    config = make_small_rows(30)["base"].change(
+        model={"num_layers": 1, "d_ff": 16},
+        data={"num_pairs": 60, "max_digits": None, "batch_tokens": 256},
+        train={"warmup_steps": 20, "learning_rate_scale": 1.0},
+        decode={"beam_size": 1},
+    )
+    head, cells = train_small({"base": config}, tmp_path / "table2", seeds=1)
+    row = dict(zip(head, cells, strict=True))
+    last, averaged = (
+        load(tmp_path / "table2/base/seed-0", average_checkpoints=number).evaluate("test")
+        for number in (1, 3)
+    )
+    assert (row["steps"], row["averaged"]) == ("30", "3")
+    assert row["BLEU, last checkpoint"] == f"{last.scores.bleu:.1f}"
+    assert row["BLEU, averaged"] == f"{averaged.scores.bleu:.1f}"
+    # Otherwise, the table could contain the same score twice.
+    assert abs(last.scores.bleu - averaged.scores.bleu) > 1
