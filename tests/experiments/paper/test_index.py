@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from pages import ROOT
+from pages import ROOT, commands
 
 from experiments.paper.__main__ import Paper
 from experiments.paper.index import ITEMS, Item, to_markdown
@@ -89,11 +89,19 @@ def test_commands_at_the_papers_scale_use_the_papers_models() -> None:
         words = shlex.split(item.full)
         if words[:1] != ["transformer-jax"] or words[1] not in ("train", "sweep"):
             continue
+        if item.full_scale != "the paper's scale":
+            continue
         parsed = parse(words[1], COMMANDS[words[1]], words[2:])
         assert isinstance(parsed, ConfigCommand)
         first = next(iter(parsed.load_rows().values())).config
         assert first.model.d_model >= 512, item.name
         assert first.data.corpus in ("tfds", "trees"), item.name
+
+
+def test_the_recurrence_sweep_is_that_of_its_page() -> None:
+    [item] = [item for item in ITEMS if item.key == "section1"]
+    texts = (command.text for command in commands(ROOT / "docs/recurrence.md"))
+    assert any(" ".join(text.replace("\\\n", " ").split()).endswith(item.full) for text in texts)
 
 
 def test_the_small_warmup_sweep_needs_no_corpus() -> None:
