@@ -107,7 +107,7 @@ def _run_config_command(
         # The supervisor runs this command in a child process, where `connect` returns True.
         if command.supervise and not heartbeat.connect():
             sys.exit(command.under_supervisor(arguments))
-    for name, row in rows.items():
+    for name, row in command.select(rows).items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)
     dataclasses.replace(command, arguments=tuple(arguments)).run(rows)

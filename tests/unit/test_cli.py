@@ -485,6 +485,18 @@ def test_an_unusual_config_gets_a_warning_on_standard_error(
     assert json.loads(out)["total"] > 0
 
 
+def test_a_sweep_prints_warnings_only_for_the_rows_that_it_trains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "table3", "--rows", "ZZ"]) == 2
+    assert capsys.readouterr().err.startswith("transformer-jax: no row 'ZZ' (available: base, A1")
+    given: list[str] = []
+    monkeypatch.setattr(COMMANDS["sweep"], "run", lambda _, rows: given.extend(rows))
+    assert main(["sweep", "table3", "--rows", "B2", "C1"]) == 0
+    assert given[:2] == ["base", "A1"]
+    assert capsys.readouterr().err == "B2: note: num_heads x d_k is 256, not d_model (512)\n"
+
+
 def test_the_package_exports_every_error_that_its_documentation_names() -> None:
     objects = {getattr(transformer_jax, name) for name in transformer_jax.__all__}
     modules = {module for x in objects if (module := inspect.getmodule(x)) is not None}

@@ -56,6 +56,10 @@ class ConfigCommand(abc.ABC):
         This method does not apply the command-line options that change config fields.
         """
 
+    def select(self, rows: dict[str, Row]) -> dict[str, Row]:
+        """Return the rows that the command uses, out of those that `load_rows` returned."""
+        return rows
+
     @abc.abstractmethod
     def run(self, rows: dict[str, Row]) -> None:
         """Run the command on the rows that `load_rows` returned, with all options applied."""

@@ -113,6 +113,11 @@ class Sweep(ConfigCommand):
         rows = scale_rows(rows, self.scale)
         return with_control(rows) if self.control else rows
 
+    def select(self, rows: dict[str, Row]) -> dict[str, Row]:
+        from transformer_jax.sweeps.plan import select_rows
+
+        return select_rows(rows, self.rows or None)
+
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.versions import source_commit
         from transformer_jax.sweeps.plan import Origin, choose_folder, plan_sweep

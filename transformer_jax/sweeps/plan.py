@@ -330,17 +330,11 @@ def plan_sweep(
     chosen for an existing sweep are kept.
     """
     check_num_seeds("seeds", seeds)
-    for name in only or ():
-        if name not in rows:
-            raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
+    names = select_rows(rows, only).keys()
     if {"", UNNAMED} <= rows.keys():
         raise UsageError(f"the row without a name and another row would both be {UNNAMED!r}")
     base, rows = next(iter(rows)), _with_same_batch_shapes(rows)
-    selected = {
-        check_row_name(name or UNNAMED): row
-        for name, row in rows.items()
-        if only is None or name in (base, *only) or row.is_control
-    }
+    selected = {check_row_name(name or UNNAMED): row for name, row in rows.items() if name in names}
     first = rows[base].config.train.seed
     if tuning is not None and not is_free(path):
         stored = Sweep.open(path).tuning
@@ -349,6 +343,15 @@ def plan_sweep(
             tuning = replace(tuning, chosen={row: chosen[row] for row in chosen if row in selected})
     runs = _plan_runs(path, selected, range(first, first + seeds), tuning)
     return Sweep(path, selected, runs, tuning=tuning)
+
+
+def select_rows(rows: Mapping[str, Row], only: Sequence[str] | None) -> dict[str, Row]:
+    """Return the first row, controls, and the rows in `only`, or all rows if `only` is None."""
+    for name in only or ():
+        if name not in rows:
+            raise UsageError(f"no row {name!r} (available: {', '.join(rows)})")
+    chosen = {next(iter(rows)), *(rows if only is None else only)}
+    return {name: row for name, row in rows.items() if name in chosen or row.is_control}
 
 
 def check_num_seeds(name: str, count: int) -> None:
