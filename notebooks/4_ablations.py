@@ -290,7 +290,14 @@ for name, model in models.items():
     log_probs = np.concatenate([score.log_probs for score in model.score(*lines)])
     print(f"{name:6}  perplexity {np.exp(-log_probs.mean()):.2f}")
 
+# %%
+print(models["both"].translate(lines[0][:1]), "for", lines[0][:1])
+models["both"].evaluate("test")
+
 # %% [markdown]
+# An ensemble translates and evaluates like a single run. `evaluate` returns the same perplexity as
+# above. Its BLEU is computed on characters, because of `bleu_tokenizer`.
+#
 # The perplexity of an ensemble is never higher than the geometric mean of its members'
 # perplexities, which is 3.17 in the stored output. It can be higher than that of the best member if
 # the members differ as much as these two do after 60 steps. Ensembles are most useful if their
@@ -304,8 +311,27 @@ for name, model in models.items():
 # $\sqrt{d_{model}}$. `train.base_width`, which differs from the paper, selects the maximal update
 # parametrization (muP; Yang et al. 2022): the learning rate and the initial values of each kind of
 # parameter depend on the width in such a way that the best learning rate of a narrow model is also
-# good for wider ones. The next cell shows the losses that `python -m experiments.width --rates`
-# measured: models of four widths learn number words for 150 steps, with seven learning rates each.
+# good for wider ones.
+#
+# The *coordinate check* (appendix D.1 in the same paper) trains models of several widths for four
+# steps and measures how much their activations change. For each rule and width, the next cell
+# prints the relative changes of the last vectors in each stack and the absolute changes of the
+# logits.
+
+# %%
+sys.path.append(str(RESULTS.parents[1]))  # the repository, which contains `experiments`
+from experiments.width import check_table
+
+for line in check_table([32, 128]):
+    print("".join(f"{cell:12}" for cell in line))
+
+# %% [markdown]
+# If a rule is good for all widths, the changes do not depend on the width. From width 32 to 128,
+# they grow by a factor of about 3 with one learning rate for all widths, and by a factor of about 2
+# with the paper's rule. With `base_width`, the factors are between 0.7 and 1.2.
+#
+# The next cell shows the losses that `python -m experiments.width --rates` measured: models of four
+# widths learn number words for 150 steps, with seven learning rates each.
 
 # %%
 rates = [f"$2^{{-{n}}}$" for n in range(11, 4, -1)]

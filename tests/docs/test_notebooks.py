@@ -103,7 +103,7 @@ def test_outputs_name_neither_files_of_a_machine_nor_its_speed(notebook: Path) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_a_script_runs_in_a_fresh_clone(script: Path, tmp_path: Path) -> None:
-    tracked = ("notebooks", "experiments/results", "configs", "transformer_jax")
+    tracked = ("notebooks", "experiments", "configs", "transformer_jax")
     for folder in tracked:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.ipynb"))
     hidden = ("JAX_NUMPY", "PYTEST_", "PYTHONPATH")
