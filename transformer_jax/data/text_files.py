@@ -147,7 +147,8 @@ class TextFiles(FileCorpus):
                 longer, shorter = (first, second) if sources > targets else (second, first)
                 raise DataError(
                     f"{longer.name}, line {min(sources, targets) + 1}: no such line in "
-                    f"{shorter.name}; {first.name} has {sources} lines, {second.name} has {targets}"
+                    f"{shorter.name}; {first.name} and {second.name} have {sources} and {targets} "
+                    "lines"
                 )
             if not sources:
                 raise DataError(f"{first.name} has no lines")

@@ -151,7 +151,9 @@ class Gold(NamedTuple):
 def read_gold(lines: Sequence[str], num_pairs: int) -> list[Gold]:
     """Read gold alignments, one for each pair."""
     if len(lines) != num_pairs:
-        raise UsageError(f"there are {num_pairs} alignments, but {len(lines)} gold alignments")
+        raise UsageError(
+            f"the numbers of alignments and gold alignments differ: {num_pairs} and {len(lines)}"
+        )
     lines = strip_lines(lines, "alignment")
     return [_read_links(line, number) for number, line in enumerate(lines, start=1)]
 

@@ -86,7 +86,8 @@ def read_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str
     """Return parallel lines without line endings."""
     sides = strip_lines(sources, "source"), strip_lines(targets, "target")
     if len(sides[0]) != len(sides[1]):
-        raise UsageError(f"there are {len(sides[0])} sources, but {len(sides[1])} targets")
+        numbers = " and ".join(str(len(side)) for side in sides)
+        raise UsageError(f"the numbers of sources and targets differ: {numbers}")
     return sides
 
 

@@ -234,7 +234,9 @@ class Translator:
         if prefixes is None:
             return [None] * len(sources)
         if len(prefixes) != len(sources):
-            raise UsageError(f"there are {len(sources)} lines, but {len(prefixes)} prefixes")
+            raise UsageError(
+                f"the numbers of lines and prefixes differ: {len(sources)} and {len(prefixes)}"
+            )
         encoded = [tokens[:-1] for tokens in self.vocabulary.target.encode(list(prefixes))]
         for number, (tokens, source) in enumerate(zip(encoded, sources, strict=True), start=1):
             longest = self.limit(len(source)) - 1 if source else 0

@@ -174,7 +174,7 @@ def test_the_command_line_reads_prefixes_from_a_file(
     assert out.startswith("zwei")
     code, out, err = translate(lines[:2], "--prefixes", str(file))
     assert (code, out) == (2, "")
-    assert "there are 2 lines, but 3 prefixes" in err
+    assert "the numbers of lines and prefixes differ: 2 and 3" in err
     file.write_bytes(b"ein\n\xff\n\n")
     code, _, err = translate(some, "--prefixes", str(file))
     assert (code, "prefixes.txt, line 2" in err) == (65, True)

@@ -118,9 +118,15 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "half a letter": (b"one\ntw\xc3", "train.de, line 2: not UTF-8, byte 3 is 0xc3"),
     "after a mark": (BOM + b"\xffone\n", "train.de, line 1: not UTF-8, byte 4 is 0xff"),
     "binary": (b"one\n" + b"\xff" * 2_000_000, "train.de, line 2: not UTF-8, byte 1 is 0xff"),
-    "empty": (b"", "train.en, line 1: no such line in train.de; train.en has 2 lines, train.de"),
-    "shorter": (b"one\n", "train.en, line 2: no such line in train.de; train.en has 2 lines"),
-    "longer": (b"one\ntwo\n\n", "train.de, line 3: no such line in train.en; train.en has 2"),
+    "empty": (b"", "train.en, line 1: no such line in train.de; train.en and train.de have"),
+    "shorter": (
+        b"one\n",
+        "line 2: no such line in train.de; train.en and train.de have 2 and 1 lines",
+    ),
+    "longer": (
+        b"one\ntwo\n\n",
+        "train.de, line 3: no such line in train.en; train.en and train.de",
+    ),
     "cut gzip": (compress(b"one\ntwo\n" * 999)[:-9], "train.de, after line "),
     "gzip's head": (compress(b"one\ntwo\n")[:5], "train.de, after line 0: broken gzip: "),
     # Which line fails, and whether the error is in the data or the checksum, depends on the

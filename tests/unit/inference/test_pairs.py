@@ -86,7 +86,7 @@ def test_other_architectures_score_translations_as_without_padding(
 def test_lines_that_cannot_be_scored_are_reported_by_side_and_number(run: Run) -> None:
     with pytest.raises(UsageError, match="sources must be a list of strings, got 'one'"):
         run.score("one", "eins")
-    with pytest.raises(UsageError, match="there are 2 sources, but 1 targets"):
+    with pytest.raises(UsageError, match="numbers of sources and targets differ: 2 and 1"):
         run.score(["one", "two"], ["eins"])
     with pytest.raises(DataError, match="target 2 is not UTF-8"):
         run.score(["one", "two"], ["eins", "\ud800"])

@@ -296,7 +296,7 @@ def test_a_translation_continues_its_prefix_with_the_probabilities_of_score(
 
 
 def test_a_prefix_that_cannot_begin_a_translation_is_an_error(run: Run) -> None:
-    with pytest.raises(UsageError, match=r"^there are 2 lines, but 1 prefixes$"):
+    with pytest.raises(UsageError, match=r"^the numbers of lines and prefixes differ: 2 and 1$"):
         run.translate(["one", "two"], prefixes=["eins"])
     with pytest.raises(DataError, match=r"^prefix 2 has \d+ tokens, but .* has at most 0: shorten"):
         run.translate(["one", ""], prefixes=["", "eins"])
