@@ -5,6 +5,7 @@ prints its error messages as multi-line boxes.
 """
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -19,7 +20,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, Suppress
 
 from transformer_jax.config import Config
 from transformer_jax.config.validation import TypeForm, annotations, did_you_mean
-from transformer_jax.errors import UsageError
+from transformer_jax.errors import ConfigError, UsageError
 from transformer_jax.files import expand_path
 from transformer_jax.remote.copies import local_path
 
@@ -109,6 +110,22 @@ def make_default(command_type: type[T]) -> T:
 def as_option(field: str) -> str:
     """Return the option for a field, such as `--model.d-ff` for "model.d_ff"."""
     return f"--{field.replace('_', '-')}"
+
+
+@contextlib.contextmanager
+def name_options(**names: str) -> Iterator[None]:
+    """Let an error about an invalid search or sampling setting name the option that sets it.
+
+    `names` maps the fields whose options have other names to the names of these options.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        section, _, rest = str(error).partition(".")
+        field, _, problem = rest.partition(" ")
+        if section not in ("decode", "sampling"):
+            raise
+        raise ConfigError(f"{as_option(names.get(field, field))} {problem}") from error
 
 
 def given_options(words: Sequence[str]) -> set[str]:

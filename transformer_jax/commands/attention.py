@@ -8,7 +8,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import check_new_file
-from transformer_jax.commands.inference import RunCommand
+from transformer_jax.commands.inference import SEARCH_OPTIONS, RunCommand
 from transformer_jax.console import stdout
 from transformer_jax.errors import UsageError
 from transformer_jax.files import find_free_path
@@ -52,7 +52,7 @@ class Attention(RunCommand):
     def run(self) -> None:
         # Check the options and the file before importing JAX, so that errors appear immediately.
         if self.target is not None:
-            for name in self.select_given("beam_size", "alpha", "beam_end"):
+            for name in self.select_given(*SEARCH_OPTIONS):
                 option = as_option(name)
                 raise UsageError(
                     f"{option} does not apply with a TARGET, because no search is performed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import FlagCreatePairsOff, arg
 
 from transformer_jax.commands import tables
-from transformer_jax.commands.arguments import as_option
+from transformer_jax.commands.arguments import as_option, name_options
 from transformer_jax.commands.base import translate_command
 from transformer_jax.commands.inference import EnsembleCommand
 from transformer_jax.config.validation import field_names
@@ -138,7 +138,8 @@ class Evaluate(EnsembleCommand):
 
         grid = Grid(**self.select_given(*GRID_OPTIONS))
         split = self.split or "dev"
-        with progress_bar():
+        names = {"beam_size": "beam_sizes", "length_penalty_alpha": "alphas"}
+        with name_options(**names), progress_bar():
             results = evaluate_grid(folder, split, grid, step=self.step)
         if self.json:
             stdout.print(json.dumps(results))

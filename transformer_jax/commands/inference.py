@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from transformer_jax.commands.arguments import as_option
+from transformer_jax.commands.arguments import as_option, name_options
 from transformer_jax.commands.base import (
     PathCommand,
     RunArgument,
     check_new_file,
     translate_command,
 )
+from transformer_jax.config import DecodeConfig
 from transformer_jax.console import (
     escape_control_characters,
     progress_bar,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # The number of lines that `translate` processes before it prints their translations.
 CHUNK_LINES = 1024
+SEARCH_OPTIONS = ("beam_size", "alpha", "beam_end")
 
 
 def load_run(path: Path, average_checkpoints: int | None, step: int | None) -> "Run":
@@ -96,8 +98,11 @@ class RunCommand(CheckpointCommand):
     @property
     def decode_changes(self) -> dict[str, Any]:
         """The `DecodeConfig` fields that the options override, with their new values."""
-        given = self.select_given("beam_size", "alpha", "beam_end").items()
-        return {"length_penalty_alpha" if key == "alpha" else key: x for key, x in given}
+        given = self.select_given(*SEARCH_OPTIONS).items()
+        changes = {"length_penalty_alpha" if key == "alpha" else key: x for key, x in given}
+        with name_options(length_penalty_alpha="alpha"):
+            DecodeConfig(**changes)
+        return changes
 
 
 @dataclass(frozen=True)
@@ -202,12 +207,22 @@ class Translate(EnsembleCommand):
         for name in self.select_given("temperature", "top_k", "top_p", "seed"):
             if not samples:
                 raise UsageError(f"{as_option(name)} needs --sample or --mbr")
+        for name in self.select_given(*SEARCH_OPTIONS):
+            if samples:
+                raise UsageError(
+                    f"{as_option(name)} cannot be used with sampling, because no search is "
+                    "performed"
+                )
+        for name, number in self.select_given("mbr", "n_best").items():
+            if number < 1:
+                raise UsageError(f"{as_option(name)} must be positive, got {number}")
 
     def _translator(self, run: "Run") -> "Translator":
         from transformer_jax.inference.sampling import Sampling
 
         given = self.select_given("temperature", "top_k", "top_p", "seed")
-        sampling = Sampling(**given) if self.sample or self.mbr is not None else None
+        with name_options():
+            sampling = Sampling(**given) if self.sample or self.mbr is not None else None
         return run.translator(sampling=sampling, **self.decode_changes)
 
     def _print(self, start: int, best: list[list["Hypothesis"]]) -> None:

@@ -40,7 +40,7 @@ class Grid:
         if not (self.beam_sizes and self.alphas and counts):
             raise UsageError("a grid needs a beam size, an alpha, and a number of checkpoints")
         if min(counts) < 1:
-            raise UsageError(f"the number of checkpoints must be positive, got {min(counts)}")
+            raise UsageError(f"averages must be positive, got {min(counts)}")
 
     def searches(self, decode: DecodeConfig) -> list[DecodeConfig]:
         """Return the decode configs to evaluate. Greedy search ignores alpha and runs only once."""

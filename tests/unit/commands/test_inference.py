@@ -188,13 +188,16 @@ def test_the_command_line_reads_prefixes_from_a_file(
     ("options", "message"),
     [
         (["--temperature", "2"], "--temperature needs --sample or --mbr"),
-        (["--sample", "--beam-size", "2"], "beam_size cannot be used with sampling"),
+        (["--sample", "--beam-size", "2"], "--beam-size cannot be used with sampling"),
+        (["--beam-size", "0"], "transformer-jax: --beam-size must be from 1 to 1000, got 0"),
+        (["--alpha", "-1"], "transformer-jax: --alpha must be from 0 to 5, got -1.0"),
         (["--mbr", "4", "--n-best", "2"], "--mbr prints one translation of each line"),
-        (["--mbr", "0"], "the number of translations must be positive, got 0"),
-        (["--sample", "--top-p", "2"], "sampling.top_p must be above 0 and at most 1, got 2.0"),
+        (["--mbr", "0"], "--mbr must be positive, got 0"),
+        (["--n-best", "0"], "--n-best must be positive, got 0"),
+        (["--sample", "--top-p", "2"], "jax: --top-p must be above 0 and at most 1, got 2.0"),
     ],
 )
-def test_sampling_options_that_do_not_fit_are_reported(
+def test_invalid_options_of_a_search_or_of_samples_are_reported(
     translate: Callable[..., tuple[int, str, str]], options: list[str], message: str
 ) -> None:
     code, out, err = translate(["one"], *options)

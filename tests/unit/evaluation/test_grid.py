@@ -133,9 +133,9 @@ def test_the_command_line_prints_a_grid_of_the_development_set(
         (["--grid", "--alpha", "0"], "--grid cannot be combined with --alpha"),
         (["--grid", "--on", "a", "b"], "--grid cannot be combined with --on"),
         (["--grid", "--averages", "2", "3"], "only 2 that can be averaged; pass --averages 2"),
-        (["--grid", "--averages", "0"], "must be positive, got 0"),
-        (["--grid", "--beam-sizes", "0"], "decode.beam_size must be from 1 to 1000"),
-        (["--grid", "--alphas", "-1"], "decode.length_penalty_alpha must be from 0 to 5"),
+        (["--grid", "--averages", "0"], "averages must be positive, got 0"),
+        (["--grid", "--beam-sizes", "0"], "jax: --beam-sizes must be from 1 to 1000"),
+        (["--grid", "--alphas", "-1"], "jax: --alphas must be from 0 to 5"),
     ],
     ids=str,
 )
