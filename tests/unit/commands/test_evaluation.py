@@ -78,7 +78,7 @@ def test_the_command_line_scores_text_in_files(
     assert f"there is no file {source}x" in error_of(65, "--on", f"{source}x", target)
     with files[0].open("a") as file:
         file.write("one\n")
-    assert "dev set.en has 41 lines" in error_of(65, *on[2:])
+    assert "have 41 and 40 lines" in error_of(65, *on[2:])
     short = tmp_path / "short"
     short.write_text("one\n" + "one " * 100)
     error = error_of(65, "--on", str(short), str(short))
