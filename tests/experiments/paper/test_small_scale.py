@@ -19,7 +19,7 @@ from experiments.paper.index import ITEMS
 
 # Options that make a command small, keyed by the words with which the command starts.
 MODEL = "--model.num-layers 1 --model.d-ff 16"
-TRAIN = "--train.steps 2 --train.warmup-steps 1 --train.checkpoint-every 1 --train.log-every 1"
+TRAIN = "--train.steps 2 --train.warmup-steps 1 --train.checkpoint-every 2 --train.log-every 1"
 NUMBERS = "--data.num-pairs 60 --data.batch-tokens 256"
 SEARCH = "--decode.average-checkpoints 1 --decode.beam-size 1"
 SMALLER = {
@@ -50,14 +50,26 @@ def shrink(command: str) -> str:
     return f"{command}{rows} {options}".strip()
 
 
-@pytest.mark.exhaustive
+def is_sweep(command: str) -> bool:
+    return "sweep" in command or "table2" in command
+
+
+@pytest.mark.parametrize(
+    "sweeps",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="other_commands"),
+        pytest.param(True, marks=pytest.mark.exhaustive, id="sweeps"),
+    ],
+)
 @pytest.mark.timeout(3600)
-def test_each_small_scale_command_of_the_index_runs(tmp_path: Path) -> None:
+def test_each_small_scale_command_of_the_index_runs(sweeps: bool, tmp_path: Path) -> None:
     write_treebank(tmp_path / "FOLDER")
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     commands = [item.small for item in ITEMS if item.small]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for command in dict.fromkeys(map(shrink, commands)):
+        if is_sweep(command) != sweeps:
+            continue
         program, *words = shlex.split(command)
         module = [] if program == "python" else ["-m", "transformer_jax"]
         done = subprocess.run(
@@ -73,7 +85,7 @@ def test_each_small_scale_command_of_the_index_runs(tmp_path: Path) -> None:
         if "table2" in command:
             rows = [line.split() for line in done.stdout.splitlines()]
             assert [row[5] for row in rows if row[:1] in (["base"], ["big"])] == ["3", "5"]
-    assert len(list(tmp_path.glob("figure?.svg"))) == 5
+    assert len(list(tmp_path.glob("figure?.svg"))) == (0 if sweeps else 5)
 
 
 def test_a_small_command_differs_only_in_its_options() -> None:
