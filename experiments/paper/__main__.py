@@ -193,8 +193,9 @@ def _print_items(items: Sequence[Item]) -> None:
     """Print each item, followed by its commands and its test, each on a separate line."""
     for item in items:
         stdout.print(f"{item.name}: {item.title}")
-        for label, command in item.commands.items():
-            stdout.print(f"  {label:19}{command}")
+        for label, commands in item.commands.items():
+            for number, command in enumerate(commands.splitlines()):
+                stdout.print(f"  {'' if number else label:19}{command}")
 
 
 def _print_table2(*, dry_run: bool) -> None:

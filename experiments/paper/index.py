@@ -12,6 +12,7 @@ from dataclasses import dataclass
 # The maximum width of a line on the page, excluding the backslash at its end. On a
 # screen that is 1280 pixels wide, the documentation site shows 87 columns without scrolling.
 MAX_COLUMNS = 85
+REDIRECTIONS = ("<", ">")
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,11 @@ class Item:
     test: str
     """The test for this item, as FILE::FUNCTION relative to tests."""
     small: str = ""
-    """The command to run at small scale. If empty, the command that runs the test is used."""
+    """The commands to run at small scale, one on each line. If empty, the command that runs the
+    test is used."""
     full: str = ""
-    """The command to run at the paper's scale; empty if the result does not depend on the scale."""
+    """The commands to run at the paper's scale, one on each line. Empty if the result does not
+    depend on the scale."""
     full_scale: str = "the paper's scale"
     """The scale of `full`."""
 
@@ -58,6 +61,7 @@ MAKING = (
 )
 LAW = "'The Law will never be perfect , but its application should be just .'"
 
+SILVER_TREES = "python -m experiments.paper.silver_trees SENTENCES symbols.txt"
 SCORES = "--grid model.attention_score=scaled_dot_product,dot_product,additive"
 
 ITEMS = (
@@ -145,8 +149,10 @@ ITEMS = (
         "Table 4",
         "F1 for constituency parsing, according to evalb's rules",
         "unit/evaluation/test_parsing.py::test_evalbs_sample_has_evalbs_totals",
-        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-small",
-        "transformer-jax train parsing --data.folder FOLDER --out runs/parsing",
+        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-small\n"
+        "transformer-jax evaluate runs/parsing-small",
+        "transformer-jax train parsing --data.folder FOLDER --out runs/parsing\n"
+        "transformer-jax evaluate runs/parsing",
     ),
     Item(
         "Section 1",
@@ -274,11 +280,18 @@ ITEMS = (
     ),
     Item(
         "Section 6.3",
-        "Semi-supervised parsing, with trees that a parser made (see docs/parsing.md)",
+        "Semi-supervised parsing, with trees from a trained parser (see docs/parsing.md)",
         "experiments/paper/test_silver_trees.py::"
         "test_the_trees_are_those_of_the_symbols_and_the_words",
-        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-semi",
-        "transformer-jax train parsing --data.folder FOLDER --data.source-vocab-size 32000",
+        "transformer-jax translate runs/parsing-small < SENTENCES > symbols.txt\n"
+        f"{SILVER_TREES} > FOLDER/train/silver.trees\n"
+        "transformer-jax train parsing_small --data.folder FOLDER --out runs/parsing-semi\n"
+        "transformer-jax evaluate runs/parsing-semi",
+        "transformer-jax translate runs/parsing < SENTENCES > symbols.txt\n"
+        f"{SILVER_TREES} > FOLDER/02/silver.trees\n"
+        "transformer-jax train parsing --data.folder FOLDER --data.source-vocab-size 32000 "
+        "--out runs/parsing-semi\n"
+        "transformer-jax evaluate runs/parsing-semi",
     ),
 )
 
@@ -288,8 +301,10 @@ def to_markdown() -> str:
     lines: list[str] = []
     for item in ITEMS:
         lines += [f"**{item.name}.** {item.title}:", "", "```"]
-        for label, command in item.commands.items():
-            lines += [f"# {label}", *_wrap(command)]
+        for label, commands in item.commands.items():
+            lines.append(f"# {label}")
+            for command in commands.splitlines():
+                lines += _wrap(command)
         lines += ["```", ""]
     return "\n".join(lines)
 
@@ -297,10 +312,11 @@ def to_markdown() -> str:
 def _wrap(command: str) -> list[str]:
     """Split a long command into lines, as in a shell script."""
     lines = [""]
-    words = list(map(shlex.quote, shlex.split(command)))
+    words = [word if word in REDIRECTIONS else shlex.quote(word) for word in shlex.split(command)]
     for word, following in zip(words, [*words[1:], "--"], strict=True):
-        # Keep an option and its first value on the same line.
-        has_value = word.startswith("--") and not following.startswith("--")
+        # Keep an option and its first value on the same line, and a redirection and its file.
+        is_option = word.startswith("--") and not following.startswith("--")
+        has_value = is_option or word in REDIRECTIONS
         size = len(f"{word} {following}" if has_value else word)
         if lines[-1] and len(lines[-1]) + size > MAX_COLUMNS:
             lines[-1] += " \\"

@@ -3,7 +3,8 @@
     transformer-jax translate runs/parsing < FILE > symbols.txt
     python -m experiments.paper.silver_trees FILE symbols.txt > FOLDER/train/silver.trees
 
-FILE contains a sentence on each line, with words and punctuation separated by spaces. Sentences
+FILE contains a sentence on each line, with words and punctuation separated by spaces. If FOLDER
+contains the sections of the Penn Treebank, write the trees to FOLDER/02/silver.trees. Sentences
 whose trees needed repair are left out, because the parser is likely to be wrong about them.
 """
 

@@ -48,7 +48,8 @@ def test_the_command_prints_the_index_or_one_item(capsys: pytest.CaptureFixture[
     assert main([]) == 0
     output = capsys.readouterr().out
     for item in ITEMS:
-        assert all(text in output for text in (item.name, item.title, *item.commands.values()))
+        commands = "\n".join(item.commands.values()).splitlines()
+        assert all(text in output for text in (item.name, item.title, *commands))
     assert main(["equation 3"]) == 0
     output = capsys.readouterr().out
     assert "Equation 3: The learning rate" in output

@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from corpora import write_treebank
+from corpora import sentences, write_treebank
 from pages import ROOT
 
 from experiments.paper.index import ITEMS
+from transformer_jax.data.trees import read_trees
 
 # Options that make a command small, keyed by the words with which the command starts.
 MODEL = "--model.num-layers 1 --model.d-ff 16"
@@ -25,10 +26,13 @@ SEARCH = "--decode.average-checkpoints 1 --decode.beam-size 1"
 SMALLER = {
     "python -m experiments.paper table1": "--exact",
     "python -m experiments.paper table2": "--steps 4",
-    "transformer-jax evaluate": "--beam-sizes 1 --alphas 0.6 --averages 1",
+    "transformer-jax evaluate runs/demo": "--beam-sizes 1 --alphas 0.6 --averages 1",
     "transformer-jax prepare": NUMBERS,
-    "transformer-jax train parsing_small": f"{MODEL} {TRAIN} {SEARCH} --model.d-model 16 "
-    "--data.source-vocab-size 60 --data.max-length 32 --data.batch-tokens 256",
+    # The parser learns enough to make trees.
+    "transformer-jax train parsing_small": f"{SEARCH} --model.num-layers 1 --model.d-model 32 "
+    "--model.d-ff 64 --model.dropout 0 --data.source-vocab-size 60 --data.max-length 32 "
+    "--data.batch-tokens 256 --train.steps 200 --train.warmup-steps 20 "
+    "--train.checkpoint-every 200 --train.learning-rate-scale 1",
     "transformer-jax train": f"{MODEL} {TRAIN} {SEARCH} {NUMBERS}",
     # The models of this sweep have equal sizes, so their widths stay as they are.
     "transformer-jax sweep recurrence": f"--model.num-layers 1 {TRAIN} {SEARCH} {NUMBERS} "
@@ -50,6 +54,15 @@ def shrink(command: str) -> str:
     return f"{command}{rows} {options}".strip()
 
 
+def write_parsing_data(folder: Path) -> None:
+    """Write a treebank whose training split is a folder, and sentences without trees."""
+    treebank = write_treebank(folder / "FOLDER")
+    (treebank / "train").mkdir()
+    (treebank / "train.trees").rename(treebank / "train/gold.trees")
+    texts = (" ".join(tree.words) for tree in read_trees(sentences(20, 76), "more"))
+    (folder / "SENTENCES").write_text("".join(f"{text}\n" for text in texts), "utf-8")
+
+
 def is_sweep(command: str) -> bool:
     return "sweep" in command or "table2" in command
 
@@ -63,19 +76,19 @@ def is_sweep(command: str) -> bool:
 )
 @pytest.mark.timeout(3600)
 def test_each_small_scale_command_of_the_index_runs(sweeps: bool, tmp_path: Path) -> None:
-    write_treebank(tmp_path / "FOLDER")
+    write_parsing_data(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    commands = [item.small for item in ITEMS if item.small]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    commands = "\n".join(item.small for item in ITEMS if item.small).splitlines()
+    programs = {"python": sys.executable, "transformer-jax": f"{sys.executable} -m transformer_jax"}
+    num_trees: list[str] = []
     for command in dict.fromkeys(map(shrink, commands)):
         if is_sweep(command) != sweeps:
             continue
-        program, *words = shlex.split(command)
-        module = [] if program == "python" else ["-m", "transformer_jax"]
+        program, _, arguments = command.partition(" ")
         done = subprocess.run(
-            [sys.executable, *module, *words],
+            ["bash", "-c", f"{programs[program]} {arguments}"],
             cwd=tmp_path,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -85,13 +98,17 @@ def test_each_small_scale_command_of_the_index_runs(sweeps: bool, tmp_path: Path
         if "table2" in command:
             rows = [line.split() for line in done.stdout.splitlines()]
             assert [row[5] for row in rows if row[:1] in (["base"], ["big"])] == ["3", "5"]
-    assert len(list(tmp_path.glob("figure?.svg"))) == (0 if sweeps else 5)
+        num_trees += re.findall(r"trees in .*: (\d+) pairs", done.stdout)
+    if not sweeps:
+        assert len(list(tmp_path.glob("figure?.svg"))) == 5
+        silver = (tmp_path / "FOLDER/train/silver.trees").read_text("utf-8").splitlines()
+        assert len(silver) > 0
+        assert num_trees == ["60", f"{60 + len(silver)}"]
 
 
 def test_a_small_command_differs_only_in_its_options() -> None:
-    for item in ITEMS:
-        words = shlex.split(shrink(item.small)) if item.small else []
-        assert words[:3] == shlex.split(item.small)[:3]
+    for command in "\n".join(item.small for item in ITEMS if item.small).splitlines():
+        assert shlex.split(shrink(command))[:3] == shlex.split(command)[:3]
     assert shrink("transformer-jax sweep table3 --rows D1 D2 --scale tiny --seeds 3").startswith(
         "transformer-jax sweep table3 --rows D1 --scale tiny --model.num-layers 1"
     )

@@ -1,4 +1,5 @@
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def test_the_sections_of_the_penn_treebank_are_splits(tmp_path: Path) -> None:
     pairs = list(whole.read("train"))
     assert list(corpus.read("train")) == pairs[2:22]
     assert [*corpus.read("dev"), *corpus.read("test")] == pairs[22:24]
+    # docs/parsing.md adds silver trees to a section.
+    (tmp_path / "02/silver.trees").write_text(trees[0] + "\n")
+    assert Counter(open_treebank(tmp_path).read("train")) == Counter([pairs[0], *pairs[2:22]])
 
 
 def test_what_other_programs_leave_in_a_treebank_is_not_read(tmp_path: Path) -> None:
