@@ -7,9 +7,7 @@ BLEU score on the development set, and how its BLEU score on the test set varies
 length.
 """
 
-import itertools
 import shlex
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from transformer_jax.evaluation.perplexity import SentenceScore
 from transformer_jax.evaluation.scores import choose_tokenizer, score
 from transformer_jax.files import write_text
 from transformer_jax.inference.history import metric_by_step, metrics_table
+from transformer_jax.reports.collect import step_seconds
 from transformer_jax.reports.footnotes import STATISTICS
 from transformer_jax.reports.seed_statistics import format_mean
 from transformer_jax.sweeps.plan import Sweep, SweepRun
@@ -57,8 +56,7 @@ class RunScores:
     dev_perplexity: Mapping[int, float]
     """Perplexity on the development set, keyed by step."""
     step_seconds: float
-    """The duration of a training step: the lower quartile over all intervals between reports. The
-    slower intervals can include evaluations, interruptions, and delays caused by other programs."""
+    """The duration of a training step: the lower quartile over all intervals between reports."""
     test_bleu: float
     """BLEU on the test set, with the search settings in the config."""
     by_length: Mapping[Bucket, tuple[int, float]]
@@ -135,13 +133,11 @@ def read_scores(run: SweepRun) -> RunScores:
     """
     table = metrics_table(run.path)
     dev_bleu = metric_by_step(table, "dev/bleu")
-    times = metric_by_step(table, "train/time")
+    seconds = step_seconds(metric_by_step(table, "train/time"))
     if not dev_bleu:
         raise StorageError(f"{run.path} has no BLEU scores: train it with train.bleu_every")
-    # With only two intervals, the lower quartile would be an extrapolation.
-    if len(times) < 4:
+    if seconds is None:
         raise StorageError(f"{run.path} has too few reports: train it with a lower train.log_every")
-    intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(sorted(times))]
     sentences = list(read_sentences(run, "test"))
     references = [sentence.reference for sentence in sentences]
     tokenizer = choose_tokenizer(bleu_tokenizer(run.config.data), references)
@@ -149,7 +145,7 @@ def read_scores(run: SweepRun) -> RunScores:
         seed=run.seed,
         dev_bleu=dev_bleu,
         dev_perplexity=metric_by_step(table, "dev/perplexity"),
-        step_seconds=statistics.quantiles(intervals, n=4)[0],
+        step_seconds=seconds,
         test_bleu=score(*_texts(sentences), tokenizer=tokenizer).bleu,
         by_length=_score_buckets(sentences, tokenizer),
     )

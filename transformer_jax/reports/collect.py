@@ -141,6 +141,7 @@ def _collect_row(
         if (section, key) != ("train", "seed") and (section != "model" or uses(model, key))
     ]
     done = [status for status in statuses if status.status == "done"]
+    metrics = [read_metrics(status.run.path / "metrics.jsonl") for status in done]
     perplexities = _collect_scores(done).get("perplexity", {})
     unigram = _unigram_perplexity(done)
     failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
@@ -150,7 +151,7 @@ def _collect_row(
         config,
         row.paper,
         count_parameters(config)["total"],
-        _mean_flops(done),
+        _mean_flops(metrics),
         statuses,
         _collect_scores([status for status in done if status.run.seed not in failed]),
         unigram,
@@ -161,6 +162,7 @@ def _collect_row(
             for key, digests in _digests(statuses).items()
             if (known := base_digests.get(key))
         ),
+        step_seconds=_fastest_step(metrics),
     )
 
 
@@ -226,15 +228,36 @@ def _main_score(task: object) -> object:
     return task.get(name)
 
 
-def _mean_flops(statuses: Sequence[RunStatus]) -> tuple[float, float] | None:
+def _mean_flops(metrics: Sequence[Sequence[JsonObject]]) -> tuple[float, float] | None:
     """Return the mean FLOPs of training runs, both counted and estimated by the paper's method."""
-    all_reports = [read_metrics(status.run.path / "metrics.jsonl") for status in statuses]
-    runs = [xs for reports in all_reports if (xs := list(filter(_has_flops, reports)))]
+    runs = [xs for reports in metrics if (xs := list(filter(_has_flops, reports)))]
     if not runs:
         return None
     counted = statistics.fmean(sum(x["flops"] for x in xs) for xs in runs)
     # Utilization is the ratio of counted FLOPs to peak FLOPs.
     return counted, statistics.fmean(sum(x["flops"] / x["utilization"] for x in xs) for xs in runs)
+
+
+def step_seconds(times: Mapping[int, float]) -> float | None:
+    """Return the duration of a training step, given the time of each report, keyed by step.
+
+    It is the lower quartile over all intervals between reports, because the slower intervals can
+    include evaluations, interruptions, and delays caused by other programs. With fewer than three
+    intervals, the result is None, because their lower quartile would be an extrapolation.
+    """
+    steps = sorted(times)
+    intervals = [(times[b] - times[a]) / (b - a) for a, b in itertools.pairwise(steps)]
+    return statistics.quantiles(intervals, n=4)[0] if len(intervals) >= 3 else None
+
+
+def _fastest_step(metrics: Sequence[Sequence[JsonObject]]) -> float | None:
+    """Return the duration of a step in the fastest run, because other programs slow steps down."""
+    timed = (
+        [x for x in reports if x.get("split") == "train" and is_number(x.get("time"))]
+        for reports in metrics
+    )
+    found = (step_seconds({x["step"]: x["time"] for x in reports}) for reports in timed)
+    return min((x for x in found if x is not None), default=None)
 
 
 def _has_flops(report: JsonObject) -> bool:

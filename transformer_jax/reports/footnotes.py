@@ -226,6 +226,12 @@ def _explain_paper(results: Results) -> list[str]:
             f"by the peak FLOP/s of the devices{cost if has_scores else ''}. Runs that train in "
             "one program share its time equally."
         )
+    if any(row.step_seconds for row in results.rows.values()):
+        notes.append(
+            "ms per step: the lower quartile over all intervals between reports, for the fastest "
+            "run, because other programs on the machine make steps slower. Runs that train in one "
+            "program have its time per step."
+        )
     return notes
 
 

@@ -162,6 +162,7 @@ SCORES: dict[str, Column] = {
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),
     "time x peak": lambda _, row: _format(row.flops and row.flops[1], ".1e"),
+    "ms per step": lambda _, row: _format(row.step_seconds and 1000 * row.step_seconds, ",.1f"),
     "seeds": lambda _, row: str(len({seed for x in row.scores.values() for seed in x})),
     "dev perplexity": lambda _, row: _format_score(row, "perplexity", 2),
     "paper": lambda _, row: _format(row.paper.perplexity, ".2f"),
@@ -216,7 +217,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
         ]
         for heading, format_cell in columns.items()
     ]
-    optional = ("Welch", "paper", "verdict", "test", "compound-split", "tuned")
+    optional = ("ms", "Welch", "paper", "verdict", "test", "compound-split", "tuned")
     shown = [x for x in table if not x[0].startswith(optional) or set(x[1:]) != {MISSING}]
     return [list(row) for row in zip(*shown, strict=True)]
 

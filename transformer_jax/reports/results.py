@@ -72,6 +72,8 @@ class RowResult:
     has_other_text: bool
     """Whether the row's vocabulary, development set, or test set differs from the first row's, so
     that their perplexities per token are not comparable."""
+    step_seconds: float | None = None
+    """The duration of a training step in the fastest run, if known."""
 
     def find(self, score: PaperScore, split: ScoredSplit) -> Collection[tuple[int, float]]:
         """Return the score of each seed on a set."""

@@ -128,6 +128,22 @@ def test_a_report_that_compares_nothing_with_the_paper_does_not_mention_it(
     assert "as in the paper" not in notes
 
 
+def test_a_step_has_the_duration_of_the_fastest_run(dev_sweep: Sweep) -> None:
+    for run in dev_sweep.runs[:-1]:
+        now, lines = 0.0, list[str]()
+        for number in range(8):
+            # Every fourth interval includes an interruption.
+            now += (1 + run.seed) * 0.5 + (100 if number % 4 == 3 else 0)
+            lines.append(json.dumps({"step": 5 * number, "split": "train", "time": now}))
+        # Three reports are too few.
+        is_short = run.row == "worse" and run.seed == 0
+        (run.path / "metrics.jsonl").write_text("\n".join(lines[: 3 if is_short else None]) + "\n")
+    results = collect(dev_sweep)
+    head, *rows = read_csv(write_report(results) / "table.csv")
+    assert [row[head.index("ms per step")] for row in rows] == ["100.0", "200.0"]
+    assert any(note.startswith("ms per step: the lower") for note in list_footnotes(results))
+
+
 def test_comparisons_name_the_method_of_each_interval(sweep: Sweep) -> None:
     results = collect(sweep)
     worse = results.rows["worse"]
@@ -147,8 +163,8 @@ def test_comparisons_name_the_method_of_each_interval(sweep: Sweep) -> None:
 def test_every_format_has_one_line_per_row(folder: Path) -> None:
     rows = read_csv(folder / "table.csv")
     # These runs have no task scores and no tuned field, so the report omits these columns.
-    # The files with these scores also contain no brevity penalties.
-    omitted = ("test task", "tuned", "test precision", "test brevity")
+    # The files of these runs also contain no brevity penalties and no times.
+    omitted = ("test task", "tuned", "test precision", "test brevity", "ms per step")
     shown = [heading for heading in SCORES if heading not in omitted]
     assert rows[0] == shown
     assert [len(row) for row in rows] == [len(shown)] * (len(RESULTS) + 1)
