@@ -45,24 +45,21 @@ def summarize(results: Results) -> list[str]:
 
 
 def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
-    """Return how large the difference between two identical rows looks."""
+    """Return a control's difference from the row that it copies, which arose by chance."""
     parts: list[str] = []
     significant: list[str] = []
     for score, label in LABELS.items():
         control = results.compare_control(name, score, split)
         if control.difference is None:
             continue
-        others = [results.compare(x, score, split).difference for x in results.compared]
-        smaller = [x for x in others if x is not None and abs(x) <= abs(control.difference)]
-        rows = f"{len(smaller)} of {len(others)} rows differ by no more" if others else ""
-        parts.append(f"by {_describe(control, score)} in {label}{f' ({rows})' if rows else ''}")
+        parts.append(f"by {_describe(control, score)} in {label}")
         if _judge(control, score) in ("worse", "better"):
             significant.append(label)
     if not parts:
         return ""
     copied = find_copied(results.sweep.rows, name)
-    sentence = f"Control: although {name} is a copy of {copied} with other seeds, it differs "
-    sentence += f"{' and '.join(parts)}."
+    sentence = f"Control: {name} is a copy of {copied} with other seeds, so it differs only by "
+    sentence += f"chance, here {' and '.join(parts)}."
     if not significant:
         return sentence
     labels = " and ".join(significant)
