@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
-from transformer_jax.config import DataConfig, TrainConfig
+from transformer_jax.config import Config, DataConfig, TrainConfig
 from transformer_jax.files import read_json_if_valid
 from transformer_jax.reports.answers import describe_reach
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
@@ -64,7 +64,12 @@ def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str
 def describe_tuning(sweep: Sweep) -> list[str]:
     """Describe what was tuned and how often each value was chosen; warn about extreme values."""
     if (tuning := sweep.tuning) is None:
-        return []
+        # Runs that were trained separately have no origins, and may be part of tuned sweeps.
+        if len(sweep.rows) == 1 or not sweep.origins:
+            return []
+        is_same = len({_list_rate_fields(row.config) for row in sweep.rows.values()}) == 1
+        same = "all rows use the same learning rate and schedule"
+        return [f"Not tuned for each row: {same if is_same else 'this sweep chose no values'}."]
     chosen = {row: value for row, value in tuning.chosen.items() if row in sweep.rows}
     counts = {value: list(chosen.values()).count(value) for value in tuning.values}
     seeds = ", ".join(map(str, tuning.seeds))
@@ -88,6 +93,16 @@ def describe_tuning(sweep: Sweep) -> list[str]:
             f"value outside the list may be better: {', '.join(names)}."
         )
     return notes
+
+
+def _list_rate_fields(config: Config) -> tuple[object, ...]:
+    """Return the values that determine the learning rate at each step."""
+    train = config.train
+    has_fixed_peak = train.peak_learning_rate is not None and train.base_width is None
+    width = None if has_fixed_peak else config.model.d_model
+    decay = train.steps, train.decay_steps, train.decay_fraction
+    peak = train.learning_rate_scale, train.peak_learning_rate, train.base_width, width
+    return train.schedule, train.warmup_steps, *decay, *peak
 
 
 def _describe_rate(train: TrainConfig) -> str:

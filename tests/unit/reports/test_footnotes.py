@@ -20,7 +20,7 @@ from run_files import (
 from transformer_jax.config import Row
 from transformer_jax.files import read_json, write_json
 from transformer_jax.reports.collect import collect_results, collect_runs, read_adhoc_statuses
-from transformer_jax.reports.footnotes import describe_experiment, list_footnotes
+from transformer_jax.reports.footnotes import describe_experiment, describe_tuning, list_footnotes
 from transformer_jax.reports.report import write_report
 from transformer_jax.sweeps.plan import Origin, Sweep, plan_sweep
 from transformer_jax.sweeps.status import read_status
@@ -105,6 +105,38 @@ def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path
     warning = "Warning: no value has been chosen for these rows: base, row5, row6. Their runs"
     assert warning in "\n".join(list_footnotes(collect(Sweep.open(sweep.path))))
     assert warning not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"model": {"d_ff": 48}}, True),
+        ({"train": {"optimizer": "adamw"}}, True),
+        # The paper's learning rate depends on the width.
+        ({"model": {"d_model": 32}}, False),
+        ({"model": {"d_model": 32}, "train": {"peak_learning_rate": 0.001}}, False),
+        ({"train": {"learning_rate_scale": 0.5}}, False),
+        ({"train": {"schedule": "cosine"}}, False),
+    ],
+)
+def test_a_report_states_that_rows_were_not_tuned(
+    tmp_path: Path, change: dict[str, dict[str, object]], is_same: bool
+) -> None:
+    sweep = plan_sweep(
+        tmp_path / "s", {"base": Row(SMALL), "other": Row(SMALL.change(**change))}, 1
+    )
+    # Runs that were trained separately may be part of tuned sweeps.
+    assert describe_tuning(sweep) == []
+    [note] = describe_tuning(replace(sweep, origins=[Origin("transformer-jax sweep", "")]))
+    same = "Not tuned for each row: all rows use the same learning rate and schedule."
+    assert note == (same if is_same else "Not tuned for each row: this sweep chose no values.")
+
+
+def test_a_fixed_peak_does_not_depend_on_the_width(tmp_path: Path) -> None:
+    fixed = SMALL.change(train={"peak_learning_rate": 0.001})
+    rows = {"base": Row(fixed), "wide": Row(fixed.change(model={"d_model": 32}))}
+    sweep = replace(plan_sweep(tmp_path / "s", rows, 1), origins=[Origin("sweep", "")])
+    assert "all rows use the same learning rate" in describe_tuning(sweep)[0]
 
 
 def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Path) -> None:
