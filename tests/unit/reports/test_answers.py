@@ -134,7 +134,7 @@ def test_a_control_shows_a_difference_that_is_not_counted(
         f"by {mean} ["
     )
     assert "] in perplexity and by +0.00 [" in sentence
-    # One random difference is no threshold for the differences of other rows.
+    # The sentence does not compare the differences of other rows with this random difference.
     assert "rows" not in sentence
     assert ("The interval for perplexity excludes 0" in sentence) is is_significant
     assert results.verdict("control", "perplexity") is None
