@@ -63,7 +63,7 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
     if not significant:
         return sentence
     labels = " and ".join(significant)
-    return f"{sentence} The interval for {labels} excludes 0, as 5% of such intervals do by chance."
+    return f"{sentence} The interval for {labels} excludes 0, as at most 5% of such intervals do."
 
 
 def answer(results: Results, name: str) -> str:
