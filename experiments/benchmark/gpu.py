@@ -39,15 +39,6 @@ VARIANTS = {
     "any order of sums": ANY_ORDER,
     "triton": TRITON,
 }
-# The rows of table3 that `table3_multi30k` leaves out because they are slow on a CPU.
-MORE_ROWS = {
-    "C2": {"num_layers": 3},
-    "C3": {"num_layers": 4},
-    "C4": {"d_model": 64, "d_k": 8, "d_v": 8},
-    "C5": {"d_model": 256, "d_k": 32, "d_v": 32},
-    "C7": {"d_ff": 512},
-    "big": {"d_model": 256, "d_ff": 512, "num_heads": 16, "d_k": 16, "d_v": 16, "dropout": 0.3},
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,6 @@ def full_amount() -> Amount:
     """
     recipe = load_config("multi30k").change(train={"steps": 1000}, data={"max_batch_shapes": None})
     rows = {name: row.config for name, row in load_rows("table3_multi30k").items()}
-    rows |= {name: rows["base"].change(model=changes) for name, changes in MORE_ROWS.items()}
     if "TRANSFORMER_JAX_DATA" not in os.environ:
         recipe = with_number_words(recipe, vocab_size=1000)
         rows = {name: with_number_words(row, vocab_size=1000) for name, row in rows.items()}
