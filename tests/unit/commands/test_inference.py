@@ -173,8 +173,8 @@ def test_the_command_line_reads_prefixes_from_a_file(
     assert (code, out.split("\n")[:-1]) == (0, run.translate(some, prefixes=["zwei", "", ""]))
     assert out.startswith("zwei")
     code, out, err = translate(lines[:2], "--prefixes", str(file))
-    assert (code, out) == (2, "")
-    assert "the numbers of lines and prefixes differ: 2 and 3" in err
+    assert (code, out) == (65, "")
+    assert "prefixes.txt has 3 lines, but standard input has 2" in err
     file.write_bytes(b"ein\n\xff\n\n")
     code, _, err = translate(some, "--prefixes", str(file))
     assert (code, "prefixes.txt, line 2" in err) == (65, True)
