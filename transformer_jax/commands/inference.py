@@ -170,8 +170,9 @@ class Translate(EnsembleCommand):
             stderr.print("enter lines to translate, then Ctrl-D:")
         lines = _decode_lines(sys.stdin.buffer.read())
         if prefixes is not None and len(prefixes) != len(lines):
-            numbers = f"{len(prefixes)} lines, but standard input has {len(lines)}"
-            raise DataError(f"{self.prefixes} has {numbers}")
+            files = f"{self.prefixes} and standard input"
+            numbers = f"{len(prefixes)} and {len(lines)}"
+            raise DataError(f"the numbers of lines in {files} differ: {numbers}")
         if self.alignments is not None:
             run.align([], [])  # Raises an error if the model cannot align words.
         # Check all lines first, so that an error is reported before any translation is printed.

@@ -174,7 +174,7 @@ def test_the_command_line_reads_prefixes_from_a_file(
     assert out.startswith("zwei")
     code, out, err = translate(lines[:2], "--prefixes", str(file))
     assert (code, out) == (65, "")
-    assert "prefixes.txt has 3 lines, but standard input has 2" in err
+    assert "prefixes.txt and standard input differ: 3 and 2" in err
     file.write_bytes(b"ein\n\xff\n\n")
     code, _, err = translate(some, "--prefixes", str(file))
     assert (code, "prefixes.txt, line 2" in err) == (65, True)
