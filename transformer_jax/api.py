@@ -276,7 +276,9 @@ def launch_sweep(
         planned.store()
         if unscored := [run.name for run in open_trials(planned).runs]:
             raise SweepFailedError(f"these trials have no score: {', '.join(unscored)}")
-    return launch_all(planned)
+    # The trials of a row that diverged have just ended, so they are not retried again.
+    launch_all(replace(planned, runs=[run for run in planned.runs if not run.is_trial]))
+    return [read_status(run) for run in planned.runs]
 
 
 def check_importable(planned: Sweep) -> None:
