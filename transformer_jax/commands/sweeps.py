@@ -103,6 +103,8 @@ class Sweep(ConfigCommand):
     def load_rows(self) -> dict[str, Row]:
         loaded = ((spec, loading.load_rows(spec)) for spec in self.files)
         rows = loading.merge_rows((spec, self.with_sections(x, spec)) for spec, x in loaded)
+        # A grid's values, which are also the names of its rows, are not scaled.
+        rows = scale_rows(rows, self.scale)
         if self.grid:
             if len(rows) > 1:
                 names = ", ".join(rows)
@@ -110,7 +112,6 @@ class Sweep(ConfigCommand):
                     f"--grid needs a config with one row, such as FILE:ROW, got {names}"
                 )
             rows = grid_rows(next(iter(rows.values())), self.grid)
-        rows = scale_rows(rows, self.scale)
         return with_control(rows) if self.control else rows
 
     def select(self, rows: dict[str, Row]) -> dict[str, Row]:

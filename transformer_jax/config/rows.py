@@ -86,6 +86,8 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
         field = ".".join(split_field(name))
         if field in choices:
             raise ConfigError(f"the grid has the field {field} twice")
+        if field == "train.seed":
+            raise ConfigError("train.seed cannot be in a grid: each row has --seeds runs")
         choices[field] = list(dict.fromkeys(parse_value(name, x) for x in values.split(",")))
     if (count := math.prod(map(len, choices.values()))) > MAX_ROWS:
         raise ConfigError(f"the grid has {count:,} combinations, but at most {MAX_ROWS:,} work")

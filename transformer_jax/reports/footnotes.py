@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 
 from transformer_jax.config import Config, DataConfig, TrainConfig
+from transformer_jax.data.splits import Split
 from transformer_jax.files import read_json_if_valid
 from transformer_jax.reports.answers import describe_reach
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
@@ -28,7 +29,7 @@ ANALYSIS = f"{STATISTICS} of transformer-jax describes this analysis."
 def list_footnotes(results: Results) -> list[str]:
     """Return notes that explain the tables, qualify the results, and list runs without scores."""
     return [
-        *describe_experiment(results.sweep, results.statuses),
+        *describe_experiment(results.sweep, results.statuses, results.splits[-1]),
         *describe_tuning(results.sweep),
         *_explain_columns(results),
         *_describe_dispersion(results),
@@ -40,15 +41,21 @@ def list_footnotes(results: Results) -> list[str]:
     ]
 
 
-def describe_experiment(sweep: Sweep, statuses: Sequence[RunStatus]) -> list[str]:
-    """Describe the first row's corpus, budget, and search options, and the other rows' budgets."""
+def describe_experiment(
+    sweep: Sweep, statuses: Sequence[RunStatus], split: Split | None = None
+) -> list[str]:
+    """Describe the first row's corpus, budget, and search options, and the other rows' budgets.
+
+    The search options are those of the scores on `split`, or by default on the first stored split.
+    """
     configs = [config_as_trained([s for s in statuses if s.run.row == row]) for row in sweep.rows]
     data, train = configs[0].data, configs[0].train
     steps = _list_others([f"{config.train.steps:,}" for config in configs])
     rates = [_describe_rate(config.train) for config in configs]
     # Separately trained runs may have been scored with search options other than those in their
     # configs.
-    scores = next((x for status in statuses for x in status.scores.values()), {})
+    stored_scores = (item for status in statuses for item in status.scores.items())
+    scores = next((x for name, x in stored_scores if split in (None, name)), {})
     stored, averaged = scores.get("decode"), scores.get("average_checkpoints")
     decode = asdict(configs[0].decode) | (stored if isinstance(stored, dict) else {})
     decode |= {} if averaged is None else {"average_checkpoints": averaged}
@@ -337,14 +344,20 @@ def _list_caveats(results: Results) -> list[str]:
             "checkpoints."
         )
     done = [status for status in results.statuses if status.status == "done"]
-    steps = defaultdict[int, set[int]](set)
+    steps = defaultdict[tuple[int, Split], set[int]](set)
     for status in done:
-        budget = status.run.config.train.steps
-        steps[budget].update(scores.get("step", 0) for scores in status.scores.values())
+        for split, scores in status.scores.items():
+            steps[status.run.config.train.steps, split].add(scores.get("step", 0))
     if different := set[int]().union(*(x for x in steps.values() if len(x) > 1)):
         notes.append(
             "The scores of runs with the same budget belong to different steps: "
             f"{', '.join(f'{step:,}' for step in sorted(different))}."
+        )
+    steps_of_runs = {s.run.name: {x.get("step", 0) for x in s.scores.values()} for s in done}
+    if names_of_runs := [name for name, found in steps_of_runs.items() if len(found) > 1]:
+        notes.append(
+            "The scores of these runs on the development set and on the test set belong to "
+            f"different steps: {', '.join(names_of_runs)}."
         )
     names = defaultdict[str, list[str]](list)
     for status in done:

@@ -33,7 +33,9 @@ def plan_tuning(
 ) -> Tuning:
     """Return a tuning that is valid for all rows."""
     section, key = split_field(field)
-    if section not in ("model", "train") or field == "train.seed":
+    if field == "train.seed":
+        raise UsageError("train.seed cannot be tuned: the trials determine it")
+    if section not in ("model", "train"):
         raise UsageError(f"only the fields of model and train can be tuned, got {field}")
     values = [normalize_value(field, value) for value in values]
     if len(set(values)) < max(2, len(values)):

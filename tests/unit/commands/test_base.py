@@ -37,3 +37,10 @@ def test_a_row_keeps_its_own_changes_in_a_section_from_another_config() -> None:
     assert Params(train_from="smoke", file="table3").load_rows()["D3"].config.train == (
         dataclasses.replace(smoke, label_smoothing=0.0)
     )
+
+
+def test_the_values_of_a_grid_are_not_scaled() -> None:
+    for scale in ("tiny", "full"):
+        sweep = Sweep(files=("base",), grid=("model.num_layers=2,4",), scale=scale)
+        depths = {name: row.config.model.num_layers for name, row in sweep.load_rows().items()}
+        assert depths == {"num_layers-2": 2, "num_layers-4": 4}

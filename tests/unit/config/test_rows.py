@@ -95,6 +95,7 @@ def test_a_grid_has_a_row_for_each_combination() -> None:
         (["model.dk=8"], "unknown field 'dk' of the section model; did you mean 'd_k'"),
         (["modl.d_k=8"], "unknown field 'modl' of a config; did you mean 'model'"),
         (["model.d_k=8", "model.d-k=16"], r"the grid has the field model\.d_k twice"),
+        (["train.seed=1,2"], r"train\.seed cannot be in a grid: each row has --seeds runs"),
         (["model.d_k=0"], r"model\.d_k must be"),
         (["model.d_k=8.5"], r"model\.d_k must be int"),
         (["model.d_k={[]:1}"], r"model\.d_k must be int, got '\{\[\]:1\}'"),

@@ -194,7 +194,9 @@ def test_a_report_states_that_the_two_sets_were_scored_at_different_steps(tmp_pa
     write_json(file, read_json(file) | {"step": 4})
     sweep = collect_runs([run.path], tmp_path / "out")
     notes = list_footnotes(collect_results(sweep, read_adhoc_statuses(sweep), "report"))
-    assert "The scores of runs with the same budget belong to different steps: 4, 8." in notes
+    start = "The scores of these runs on the development set and on the test set"
+    assert f"{start} belong to different steps: {run.path}." in notes
+    assert not any(note.startswith("The scores of runs with the same budget") for note in notes)
     assert f"{run.path}: was scored on test at step 4 of 8." in notes
 
 

@@ -231,7 +231,9 @@ def test_a_value_that_a_row_cannot_use_is_rejected() -> None:
     for values in ([1.0], [1.0, 1.0]):
         with pytest.raises(UsageError, match="at least two different values"):
             plan_tuning(ROWS, FIELD, values)
-    for field in ("train.seed", "data.vocab_size", "decode.beam_size"):
+    with pytest.raises(UsageError, match=r"train\.seed cannot be tuned: the trials determine it"):
+        plan_tuning(ROWS, "train.seed", [1, 2])
+    for field in ("data.vocab_size", "decode.beam_size"):
         with pytest.raises(UsageError, match="only the fields of model and train can be tuned"):
             plan_tuning(ROWS, field, [1, 2])
     with pytest.raises(UsageError, match="number of trial seeds must be from 1 to"):
