@@ -112,3 +112,9 @@ def test_moved_text_must_be_the_same_even_if_the_original_is_cached(
     for split in ("dev", None):
         with pytest.raises(DataError, match=r"resume the run with data\.folder="):
             transformer_jax.load("run").evaluate(split)
+    # A package cannot resume.
+    assert main(["package", "run", "--out", "packaged"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "packaged", "--split", "dev"]) == 65
+    line = capsys.readouterr().err
+    assert line.endswith("; if the text has moved, set TRANSFORMER_JAX_DATA to its folder\n")

@@ -4,6 +4,7 @@ import codecs
 import json
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,7 +33,7 @@ from transformer_jax.data.text_files import (
     note_mistakes,
     read_lines,
 )
-from transformer_jax.errors import DataError, UsageError
+from transformer_jax.errors import DataError, StorageError, UsageError
 from transformer_jax.files import check_available, write_bytes
 from transformer_jax.runs.run_folder import RunFolder
 
@@ -134,7 +135,7 @@ class Translate(EnsembleCommand):
     truncate: FlagCreatePairsOff[bool] = False
     """Truncate lines that are too long instead of reporting an error."""
     alignments: Path | None = None
-    """Write the word alignment of each line and its best translation to this new file, as
+    """Write the word alignment of each line and its first translation to this new file, as
     SOURCE-TARGET for each pair of aligned words, such as 0-0 1-2. A file whose name ends in .gz,
     .xz, or .bz2 is compressed."""
     prefixes: Path | None = None
@@ -230,12 +231,23 @@ class Translate(EnsembleCommand):
         return run.translator(sampling=sampling, **self.decode_changes)
 
     def _print(self, start: int, best: list[list["Hypothesis"]]) -> None:
+        lines: list[str] = []
         for number, hypotheses in enumerate(best, start=start + 1):
             for text, score in hypotheses:
                 line = text if self.n_best is None else f"{number}\t{score:.4f}\t{text}"
-                shown = escape_control_characters(line) if sys.stdout.isatty() else line
-                sys.stdout.buffer.write(f"{shown}\n".encode())
+                lines.append(escape_control_characters(line) if sys.stdout.isatty() else line)
+        write_lines(lines)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines to the standard output, in UTF-8."""
+    try:
+        sys.stdout.buffer.writelines(f"{line}\n".encode() for line in lines)
         sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"standard output could not be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -265,13 +277,14 @@ class Score(CheckpointCommand):
             sides = read_lines((self.source, self.target))
             scores = run.score(*sides)
         note_mistakes([self.source.name, self.target.name], sides)
+        lines: list[str] = []
         for number, score in enumerate(scores, start=1):
             line = f"{number}\t{score.log_prob:.4f}\t{len(score.tokens)}"
             if self.json:
                 values = {"line": number, "log_prob": score.log_prob, "tokens": score.tokens}
                 line = json.dumps({**values, "log_probs": score.log_probs.tolist()})
-            sys.stdout.buffer.write(f"{line}\n".encode())
-        sys.stdout.buffer.flush()
+            lines.append(line)
+        write_lines(lines)
         total, count = math.fsum(x.log_prob for x in scores), sum(len(x.tokens) for x in scores)
         stderr.print(f"perplexity {math.exp(min(-total / count, 700)):.4f}, {count:,} tokens")
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -33,15 +34,25 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
 
 
+def _describe_steps(steps: list[int]) -> str:
+    mean = f", mean of {len(steps)} checkpoints" if len(steps) > 1 else ""
+    return f"step {steps[-1]}{mean}"
+
+
+def _describe_member(member: "JsonObject") -> str:
+    # The path is relative to the first run. In a sweep, a run's name is only its seed.
+    parts = [part for part in Path(member["path"]).parts[-2:] if part not in ("..", ".")]
+    return f"{'/'.join(parts) or member['run']} ({_describe_steps(member['steps'])})"
+
+
 def print_evaluation(evaluation: "Evaluation") -> None:
     """Print a run's scores and, if available, the scores of each averaged checkpoint."""
     result, scores = evaluation.result, evaluation.scores
-    count = result["average_checkpoints"]
-    mean = f", mean of {count} checkpoints" if count > 1 else ""
+    steps = _describe_steps(result["steps"])
     if members := result.get("members"):
-        mean += f", ensemble of {', '.join(member['run'] for member in members)}"
+        steps = f"ensemble of {', '.join(map(_describe_member, members))}"
     stdout.print(
-        f"{result['title']}, {scores.sentences} sentences, step {result['step']}{mean}\n"
+        f"{result['title']}, {scores.sentences} sentences, {steps}\n"
         f"  perplexity  {result['perplexity']:.3f} per token\n"
         f"  exact       {scores.exact:.2%}{_describe_digits(result.get('by_digits', ()))}\n"
         f"  BLEU        {scores.bleu:.2f}  {scores.bleu_details}\n"

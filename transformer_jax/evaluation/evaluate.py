@@ -81,8 +81,13 @@ def prepare_split(run: Run, split: Split) -> Prepared:
         reason, *settings = error.parts
         if settings:
             # A file is missing. The error suggests a different data folder, which only `resume`
-            # accepts.
-            reason = f"{str(reason).partition(':')[0]}; if the text has moved, resume the run with "
+            # accepts. A package cannot resume.
+            reason = f"{str(reason).partition(':')[0]}; if the text has moved, "
+            if run.folder.package is None:
+                reason += "resume the run with "
+            else:
+                reason += "set TRANSFORMER_JAX_DATA to its folder"
+                settings.clear()
         raise DataError(f"{path}: ", reason, *settings) from error
     if split not in prepared.report:
         raise UsageError(

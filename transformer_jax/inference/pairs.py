@@ -23,8 +23,8 @@ from transformer_jax.data.tokenizer import Vocabulary
 from transformer_jax.data.unknown import note_unknown
 from transformer_jax.errors import DataError, UsageError, memory_errors
 from transformer_jax.inference.translate import (
-    ROWS,
     Translator,
+    count_rows,
     fit_tokens,
     group_by_width,
     padded_length,
@@ -137,11 +137,13 @@ def run_on_pairs(
     """Yield each pair's index and its row of the program's result, and advance the current task."""
     lengths = np.maximum(*(side.lengths for side in pairs)).tolist()
     for width, indices in group_by_width([padded_length(length, None) for length in lengths]):
+        num_rows = count_rows(width)
         sides = (
-            side.pad(np.array(indices), ROWS, width if limit is None else min(width, limit))
+            side.pad(np.array(indices), num_rows, width if limit is None else min(width, limit))
             for side, limit in zip(pairs, model.config.max_lengths, strict=True)
         )
-        message = f"the device has too little memory for {ROWS} pairs of {width} tokens: "
+        size = f"{num_rows} pair{'s' * (num_rows > 1)} of {width} tokens"
+        message = f"the device has too little memory for {size}: "
         with (
             memory_errors(message, "use a device with more memory"),
             standard_settings(model.config.dtype),

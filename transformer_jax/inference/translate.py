@@ -28,9 +28,10 @@ from transformer_jax.inference.search import NEG_INF, Translations, beam_search,
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.special_tokens import EOS, PAD
 
-# The number of rows in a batch. The number is fixed so that XLA compiles only one program per
-# width.
-ROWS = 32
+# The number of rows in a batch whose width is at most `FULL_WIDTH`. The number depends only on the
+# width, so that XLA compiles only one program per width. Attention's memory is proportional to the
+# number of rows and to the square of the width.
+ROWS, FULL_WIDTH = 32, 1024
 # The minimum padded width of a source, so that short sources share one compiled program.
 MIN_WIDTH = 16
 
@@ -65,14 +66,20 @@ def fit_tokens(tokens: list[int], longest: int | None) -> list[int]:
     return tokens if longest is None or len(tokens) <= longest else [*tokens[: longest - 1], EOS]
 
 
+def count_rows(width: int) -> int:
+    """Return the number of rows in a batch: `ROWS`, or fewer if the batch is very wide."""
+    return max(1, ROWS * FULL_WIDTH**2 // max(width, FULL_WIDTH) ** 2)
+
+
 def group_by_width(widths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each width in ascending order, with the indices of up to `ROWS` rows of that width."""
+    """Yield each width in ascending order, with the indices of the rows of one batch."""
     by_width: dict[int, list[int]] = {}
     for index, width in enumerate(widths):
         by_width.setdefault(width, []).append(index)
     for width, indices in sorted(by_width.items()):
-        for start in range(0, len(indices), ROWS):
-            yield width, indices[start : start + ROWS]
+        num_rows = count_rows(width)
+        for start in range(0, len(indices), num_rows):
+            yield width, indices[start : start + num_rows]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="sampling")
@@ -239,7 +246,9 @@ class Translator:
             )
         encoded = [tokens[:-1] for tokens in self.vocabulary.target.encode(list(prefixes))]
         for number, (tokens, source) in enumerate(zip(encoded, sources, strict=True), start=1):
-            longest = self.limit(len(source)) - 1 if source else 0
+            if tokens and not source:
+                raise DataError(f"line {number} is blank, so prefix {number} must be blank, too")
+            longest = self.limit(len(source)) - 1
             if len(tokens) > longest:
                 raise DataError(
                     f"prefix {number} has {len(tokens)} tokens, but a translation of line {number} "
@@ -315,18 +324,21 @@ class Translator:
     def _search(
         self, params: Params, sentences: Sequence[Sentence], width: int, num_best: int
     ) -> Translations:
-        """Translate at most `ROWS` sentences; unused rows have a limit of 0."""
-        limit = pad_rows([[self.limit(len(x.source))] for x in sentences], 1)[:, 0]
-        arrays = [pad_rows([x.source for x in sentences], width), limit]
+        """Translate the sentences of one batch; unused rows have a limit of 0."""
+        num_rows = count_rows(width)
+        limit = pad_rows([[self.limit(len(x.source))] for x in sentences], num_rows, 1)[:, 0]
+        arrays = [pad_rows([x.source for x in sentences], num_rows, width), limit]
         extra: dict[str, Any] = {}
         if sentences[0].prefix is not None:
             prefixes = [x.prefix or [] for x in sentences]
-            extra["prefix"] = pad_rows(prefixes, width + self.config.max_extra_length)
+            longest = width + self.config.max_extra_length
+            extra["prefix"] = pad_rows(prefixes, num_rows, longest)
         if (sampling := self.sampling) is not None:
             draws = [identify_draw(sampling.seed, x.source, x.sample) for x in sentences]
             # All seeds and numbers of samples share a compiled program.
-            extra |= {"draws": pad_rows(draws, 3), "sampling": replace(sampling, seed=0)}
-        size = f"{ROWS} sentences of {width} tokens with a beam of {self.config.beam_size}"
+            extra |= {"draws": pad_rows(draws, num_rows, 3), "sampling": replace(sampling, seed=0)}
+        count = f"{num_rows} sentence{'s' * (num_rows > 1)}"
+        size = f"{count} of {width} tokens with a beam of {self.config.beam_size}"
         advice: list[str | Setting] = ["use a device with more memory"]
         if self.config.beam_size > 1:
             advice = ["try a smaller beam, such as ", Setting("beam_size", 1)]
@@ -349,9 +361,9 @@ class Translator:
         ]
 
 
-def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Int[np.ndarray, "B W"]:
-    """Return an array with up to `ROWS` given rows, padded with zeros."""
-    return Ragged.from_lists(rows).pad(np.arange(len(rows)), ROWS, width)
+def pad_rows(rows: Sequence[Sequence[int]], num_rows: int, width: int) -> Int[np.ndarray, "B W"]:
+    """Return an array with the given rows, padded with zeros."""
+    return Ragged.from_lists(rows).pad(np.arange(len(rows)), num_rows, width)
 
 
 def choose_minimum_risk(samples: Sequence[Hypothesis]) -> Hypothesis:

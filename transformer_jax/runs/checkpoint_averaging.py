@@ -46,7 +46,7 @@ def select_steps(
         note(f"checkpoint {damaged} is damaged and not averaged: {reason}")
     if step not in (None, *available):
         kind = "checkpoint to average" if average > 1 else "checkpoint"
-        names = ", ".join(map(str, available)) or "none"
+        names = ", ".join(map(str, checkpoints.steps if allow_fewer else available)) or "none"
         raise UsageError(f"{run} has no {kind} at step {step}; available steps: {names}")
     steps = [s for s in available if step is None or s <= step][-average:]
     if average > 1 and steps:

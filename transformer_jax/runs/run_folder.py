@@ -171,7 +171,11 @@ class RunFolder:
             return cls(path, config, vocabulary, fingerprint, package, group)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
-        except (OSError, AttributeError, *INVALID_JSON, ConfigError, DataError) as error:
+        except OSError as error:
+            raise StorageError(
+                f"{error.filename or description} cannot be read: {error.strerror or error}"
+            ) from error
+        except (AttributeError, *INVALID_JSON, ConfigError, DataError) as error:
             raise StorageError(f"{description} cannot be read: {error}") from error
 
     @property

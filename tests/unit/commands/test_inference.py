@@ -1,8 +1,10 @@
 """Test the `translate` command and how it splits its input into lines."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from run_files import write_untrained_run
 
 from transformer_jax.cli import main
-from transformer_jax.commands.inference import _decode_lines
-from transformer_jax.errors import DataError
+from transformer_jax.commands.inference import _decode_lines, write_lines
+from transformer_jax.errors import DataError, StorageError
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import ROWS
@@ -253,3 +255,18 @@ def test_a_command_averages_the_checkpoints_that_a_short_run_has_and_says_so_onc
     mistake = f"transformer-jax: cannot average 3 checkpoints: {short_run} has only 2 that can be"
     code, error = run_in("too_many", "--average-checkpoints", "3")
     assert (code, error.startswith(mistake), error.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE])
+def test_only_a_full_output_is_an_error_of_storage(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    stream = SimpleNamespace(buffer=SimpleNamespace(writelines=fail))
+    monkeypatch.setattr("sys.stdout", stream)
+    # A closed pipe ends the command without a message.
+    error = BrokenPipeError if code == errno.EPIPE else StorageError
+    with pytest.raises(error, match=os.strerror(code)):
+        write_lines(["zwei"])

@@ -150,7 +150,8 @@ def test_the_command_stores_scores_of_an_ensemble_apart_from_those_of_its_runs(
     [own] = stored_evaluations(first)
     for others in ([second.path], [second.path, second.path], [second.path]):
         assert main([*command, "--ensemble", *map(str, others)]) == 0
-        assert "ensemble of seed-0, seed-1" in capsys.readouterr().out
+        listed = ", ".join(["seed-0 (step 8)"] + ["seed-1 (step 9)"] * len(others))
+        assert f"ensemble of {listed}" in capsys.readouterr().out
     # The third command replaces the scores that the first command stored.
     names = sorted(path.name for path in (first.path / "ensembles").iterdir())
     assert [name.rpartition("-")[0] for name in names] == [

@@ -18,10 +18,13 @@ from transformer_jax.inference.pairs import token_log_probs
 from transformer_jax.inference.sampling import Sampling
 from transformer_jax.inference.trained_run import Run, load
 from transformer_jax.inference.translate import (
+    FULL_WIDTH,
+    MIN_WIDTH,
     ROWS,
     Hypothesis,
     Sentence,
     Translator,
+    group_by_width,
     translate_batch,
 )
 from transformer_jax.model.build import POSITIONS, build_transformer
@@ -295,10 +298,18 @@ def test_a_translation_continues_its_prefix_with_the_probabilities_of_score(
     assert hypotheses[1][0].text == free
 
 
+def test_batches_of_very_long_sentences_have_fewer_rows() -> None:
+    widths = [MIN_WIDTH, *[8 * FULL_WIDTH] * 2, *[FULL_WIDTH] * (ROWS + 1), *[2 * FULL_WIDTH] * 9]
+    batches = [(width, len(indices)) for width, indices in group_by_width(widths)]
+    short = [(MIN_WIDTH, 1), (FULL_WIDTH, ROWS), (FULL_WIDTH, 1)]
+    # Attention in 8 rows of twice the width needs as much memory as in 32 rows.
+    assert batches == [*short, *[(2 * FULL_WIDTH, n) for n in (8, 1)], *[(8 * FULL_WIDTH, 1)] * 2]
+
+
 def test_a_prefix_that_cannot_begin_a_translation_is_an_error(run: Run) -> None:
     with pytest.raises(UsageError, match=r"^the numbers of lines and prefixes differ: 2 and 1$"):
         run.translate(["one", "two"], prefixes=["eins"])
-    with pytest.raises(DataError, match=r"^prefix 2 has \d+ tokens, but .* has at most 0: shorten"):
+    with pytest.raises(DataError, match=r"^line 2 is blank, so prefix 2 must be blank, too$"):
         run.translate(["one", ""], prefixes=["", "eins"])
     with pytest.raises(DataError, match=r"^prefix 2 is not UTF-8: see character 1"):
         run.translate(["one", "two"], prefixes=["", "\udcff"])

@@ -183,6 +183,14 @@ def test_a_path_that_is_not_a_run_is_an_error(place: str, tmp_path: Path) -> Non
     assert str(caught.value).startswith(f"{tmp_path / place} is not a run")
 
 
+def test_an_error_names_the_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path = create(tmp_path / "run").path
+    (path / "tokenizer.model").unlink()
+    message = rf"^{path}/tokenizer\.model cannot be read: No such file or directory$"
+    with pytest.raises(StorageError, match=message):
+        RunFolder.open(path)
+
+
 @pytest.mark.parametrize("other", [FORMAT - 1, 99])
 def test_a_run_of_another_format_is_rejected_in_one_line(tmp_path: Path, other: int) -> None:
     path = create(tmp_path / "run").path
