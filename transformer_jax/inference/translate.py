@@ -249,7 +249,7 @@ class Translator:
             if tokens and not source:
                 raise DataError(f"line {number} is blank, so prefix {number} must be blank, too")
             longest = self.limit(len(source)) - 1
-            if len(tokens) > longest:
+            if tokens and len(tokens) > longest:
                 raise DataError(
                     f"prefix {number} has {len(tokens)} tokens, but a translation of line {number} "
                     f"has at most {longest}: shorten the prefix"

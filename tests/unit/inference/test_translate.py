@@ -318,4 +318,5 @@ def test_a_prefix_that_cannot_begin_a_translation_is_an_error(run: Run) -> None:
     message = rf"^prefix 1 has \d+ tokens, but a translation of line 1 has at most {most}: short"
     with pytest.raises(DataError, match=message):
         run.translate(["one"], prefixes=["eins " * most])
-    assert run.translate([""], prefixes=[" "]) == [""]
+    for extra in (0, 8):
+        assert run.translate([""], prefixes=[" "], max_extra_length=extra) == [""]
