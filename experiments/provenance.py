@@ -1,13 +1,33 @@
-"""Describe how a study's runs were trained, using the notes from a sweep's report."""
+"""Select the runs of a study, and describe how they were trained, as a sweep's report does."""
 
+from collections.abc import Sequence
+
+from transformer_jax.reports.collect import find_failed
 from transformer_jax.reports.footnotes import (
     ANALYSIS,
     describe_experiment,
+    describe_failed,
     list_origins,
     to_markdown_list,
 )
 from transformer_jax.sweeps.plan import Sweep
-from transformer_jax.sweeps.status import read_status
+from transformer_jax.sweeps.status import RunStatus, read_status
+
+
+def select_trained(statuses: Sequence[RunStatus]) -> tuple[list[RunStatus], list[str]]:
+    """Return the statuses of the finished runs that trained, and a note about those that did not.
+
+    Without such runs, there is no note.
+    """
+    done = [status for status in statuses if status.status == "done"]
+    trained: list[RunStatus] = []
+    failed: list[tuple[str, float, float | None]] = []
+    for row in dict.fromkeys(status.run.row for status in done):
+        of_row = [status for status in done if status.run.row == row]
+        unigram, perplexities = find_failed(of_row)
+        failed += [(f"{row}/seed-{seed}", x, unigram) for seed, x in perplexities.items()]
+        trained += [status for status in of_row if status.run.seed not in perplexities]
+    return trained, describe_failed(failed)
 
 
 def describe_sweep(sweep: Sweep, command: str, analysis: str = ANALYSIS) -> str:
@@ -20,4 +40,6 @@ def describe_sweep(sweep: Sweep, command: str, analysis: str = ANALYSIS) -> str:
     """
     statuses = [read_status(run) for run in sweep.runs]
     experiment = describe_experiment(sweep, statuses)
-    return to_markdown_list([*experiment, analysis, *list_origins(sweep, statuses, command)])
+    _, failed = select_trained(statuses)
+    origins = list_origins(sweep, statuses, command)
+    return to_markdown_list([*experiment, analysis, *failed, *origins])

@@ -17,7 +17,7 @@ import tyro
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.provenance import describe_sweep
+from experiments.provenance import describe_sweep, select_trained
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.baselines.build import count_parameters
 from transformer_jax.config import ModelConfig
@@ -90,16 +90,18 @@ class Row:
 
 
 def read_rows(sweep: Sweep) -> list[Row]:
-    """Read the scores of all finished runs. Rows without a finished run are omitted.
+    """Read the scores of all runs that trained. Rows without such a run are omitted.
 
     Raises:
-        UsageError: no run is finished, or the runs were scored on different sentences.
+        UsageError: no run has trained, or the runs were scored on different sentences.
         StorageError: a run's files cannot be read or contain too few scores or reports.
     """
-    finished = [run for run in sweep.runs if read_status(run).status == "done"]
-    if not finished:
-        raise UsageError(f"no run in {sweep.path} has finished, so there is nothing to compare")
-    runs_by_row = {name: [run for run in finished if run.row == name] for name in sweep.rows}
+    trained, _ = select_trained([read_status(run) for run in sweep.runs])
+    if not trained:
+        raise UsageError(
+            f"no run in {sweep.path} has trained successfully, so there is nothing to compare"
+        )
+    runs_by_row = {name: [x.run for x in trained if x.run.row == name] for name in sweep.rows}
     rows = [
         Row(
             describe(sweep.rows[name].config.model) + ", control" * sweep.rows[name].is_control,

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from experiments.provenance import select_trained
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.config.rows import CONTROL
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -81,7 +82,7 @@ class Study:
 
 
 def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
-    """Split the sentences into buckets by length, and score the finished runs on each bucket.
+    """Split the sentences into buckets by length, and score the runs that trained on each bucket.
 
     The buckets contain the sentences of the development and test sets. If the sweep is tuned, they
     contain only those of the test set, because the values were chosen on the development set.
@@ -92,30 +93,30 @@ def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
             multiples of L / 2.
 
     Raises:
-        UsageError: no run is finished, the runs were scored on different sentences, or no bucket
+        UsageError: no run has trained, the runs were scored on different sentences, or no bucket
             has enough sentences.
         StorageError: a run's evaluation cannot be read.
     """
     config = next(iter(sweep.rows.values())).config
-    missing: list[tuple[str, str]] = []
     runs_by_scheme: dict[str, list[list[Sentence]]] = {name: [] for name in sweep.rows}
     seeds: dict[str, list[int]] = {name: [] for name in sweep.rows}
     sets: set[str] = set()
-    for run in sweep.runs:
-        status = read_status(run)
-        if status.status == "done":
-            has_choice = sweep.tuning is not None and "test" in status.finished
-            skipped = {"train", "dev"} if has_choice else {"train"}
-            splits = [name for name in status.finished if name not in skipped]
-            sets |= {*splits}
-            sentences = [sentence for split in splits for sentence in read_sentences(run, split)]
-            runs_by_scheme[run.row].append(sentences)
-            seeds[run.row].append(run.seed)
-        else:
-            missing.append((run.name, status.why_missing))
+    statuses = [read_status(run) for run in sweep.runs]
+    missing = [(x.run.name, x.why_missing) for x in statuses if x.status != "done"]
+    trained, _ = select_trained(statuses)
+    for status in trained:
+        has_choice = sweep.tuning is not None and "test" in status.finished
+        skipped = {"train", "dev"} if has_choice else {"train"}
+        splits = [name for name in status.finished if name not in skipped]
+        sets |= {*splits}
+        sentences = [x for split in splits for x in read_sentences(status.run, split)]
+        runs_by_scheme[status.run.row].append(sentences)
+        seeds[status.run.row].append(status.run.seed)
     finished = [sentences for runs in runs_by_scheme.values() for sentences in runs]
     if not finished:
-        raise UsageError(f"no run in {sweep.path} has finished, so there is nothing to compare")
+        raise UsageError(
+            f"no run in {sweep.path} has trained successfully, so there is nothing to compare"
+        )
     if any(_references(sentences) != _references(finished[0]) for sentences in finished):
         raise UsageError(f"the runs of {sweep.path} were scored on different sentences")
     lengths = np.array([sentence.length for sentence in finished[0]])

@@ -437,6 +437,20 @@ def test_a_mean_at_the_edge_of_the_band_has_a_simultaneous_p_value_of_5_percent(
     assert significance_bands(make_study(equal, equal), name) == [None]
 
 
+def test_a_run_that_failed_to_train_is_listed_and_excluded(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sweep.find("base/seed-1")
+    [path] = run.path.glob("evaluations/dev-*/scores.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"perplexity": math.inf}))
+    study = score_by_length(sweep)
+    assert study.seeds["base"] == [0]
+    assert all(len(values) == 1 for scores in study.curves["base"] for values in scores.values())
+    assert main([str(sweep.path)]) == 0
+    [note] = [x for x in capsys.readouterr().out.splitlines() if x.startswith("- Failed to train")]
+    assert note.endswith(": base/seed-1 (inf).")
+
+
 def test_a_scheme_without_a_finished_run_has_no_scores(sweep: Sweep) -> None:
     for run in sweep.runs:
         if run.row == "none":

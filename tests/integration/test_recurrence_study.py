@@ -1,6 +1,8 @@
 """Test the recurrence study's tables and figure with synthetic runs."""
 
 import json
+import math
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -166,8 +168,20 @@ def test_a_sweep_without_finished_runs_is_rejected_in_one_line(
     plan_sweep(tmp_path / "new", {"fast": Row(SMALL)}, 1).store()
     assert main([str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err
-    assert error.endswith("new has finished, so there is nothing to compare\n")
+    assert error.endswith("new has trained successfully, so there is nothing to compare\n")
     assert error.count("\n") == 1
+
+
+def test_a_run_that_failed_to_train_is_excluded(sweep: Sweep, tmp_path: Path) -> None:
+    copy = Sweep.open(Path(shutil.copytree(sweep.path, tmp_path / "copy")))
+    run = copy.find("slow/seed-0")
+    evaluation = run.path / "evaluations" / "dev-step30-average1-beam4-alpha0.6"
+    write_evaluation(evaluation, run.config.decode)
+    scores = json.loads((evaluation / "scores.json").read_text())
+    (evaluation / "scores.json").write_text(json.dumps(scores | {"perplexity": math.inf}))
+    finished = {"status": "done", "finished": ["train", "dev", "test"]}
+    run.status_file.write_text(json.dumps(finished))
+    assert [[run.seed for run in row.runs] for row in read_rows(copy)] == [[0, 1], [1]]
 
 
 def test_a_row_is_described_by_its_architecture_and_attention() -> None:

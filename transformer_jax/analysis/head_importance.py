@@ -23,6 +23,7 @@ from transformer_jax.data.splits import Split
 from transformer_jax.errors import Setting, UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
 from transformer_jax.evaluation.perplexity import score_sentences, scoring_batches
+from transformer_jax.inference.ensemble import require_single
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.encoder_decoder import Params
 from transformer_jax.visualization.attention_figures import draw_heads
@@ -136,10 +137,12 @@ def head_importance(
     per token.
 
     Raises:
-        UsageError: `num_sentences` is not positive, the margin is negative or NaN, the split does
-            not exist, the loss is not finite, or `mask_heads` rejects the model.
+        UsageError: the run is an ensemble, `num_sentences` is not positive, the margin is negative
+            or NaN, the split does not exist, the loss is not finite, or `mask_heads` rejects the
+            model.
         DataError: the run's text has changed.
     """
+    require_single(run)
     if num_sentences < 1:
         message = f"the number of sentences must be positive, got {num_sentences}; pass "
         raise UsageError(message, Setting("num_sentences", NUM_SENTENCES))

@@ -21,6 +21,7 @@ from transformer_jax.config.validation import checked
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import UsageError
 from transformer_jax.evaluation.evaluate import prepare_split
+from transformer_jax.inference.ensemble import require_single
 from transformer_jax.inference.pairs import token_log_probs
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.inspect import initial_position_table, position_table
@@ -46,8 +47,10 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
     same seed. `num_positions` defaults to 128, or to the model's maximum if that is smaller.
 
     Raises:
-        UsageError: the run has no position table, or `num_positions` or `offset` is out of range.
+        UsageError: the run is an ensemble or has no position table, or `num_positions` or `offset`
+            is out of range.
     """
+    require_single(run)
     config = run.config.model
     if not uses(config, "positions"):
         raise UsageError(

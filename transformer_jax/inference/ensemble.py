@@ -79,9 +79,7 @@ class EnsembleModel(EncoderDecoder, kw_only=True):
         return mean_log_probs([logits for logits, _ in steps]), tuple(x for _, x in steps)
 
 
-USE_MEMBERS = (
-    "an ensemble does not have attention weights or hidden states: use its runs one by one"
-)
+USE_MEMBERS = "this function looks inside a single model: use the ensemble's runs one by one"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,6 +119,12 @@ class Ensemble(Run):
             )
         sizes = {"vocab_size": shortest.vocab_size, "source_vocab_size": shortest.source_vocab_size}
         return EnsembleModel(config=shortest.config, members=models, **sizes)
+
+
+def require_single(run: Run) -> None:
+    """Raise a UsageError if the run is an ensemble."""
+    if isinstance(run, Ensemble):
+        raise UsageError(USE_MEMBERS)
 
 
 @checked

@@ -64,7 +64,7 @@ def plot_metrics(groups: Mapping[str, Sequence[MetricsTable]], *names: str) -> "
         raise UsageError(f"there are no metrics for {', '.join(groups)}")
     for name in chosen:
         if name not in available:
-            hint = did_you_mean(name, available)
+            hint = did_you_mean(str(name), available)
             raise UsageError(f"no metric {name!r}{hint} (available: {', '.join(available)})")
 
     def average(name: str, label: str, tables: Sequence[MetricsTable]) -> Curve:

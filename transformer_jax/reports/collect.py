@@ -142,9 +142,7 @@ def _collect_row(
     ]
     done = [status for status in statuses if status.status == "done"]
     metrics = [read_metrics(status.run.path / "metrics.jsonl") for status in done]
-    perplexities = _collect_scores(done).get("perplexity", {})
-    unigram = _unigram_perplexity(done)
-    failed = {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
+    unigram, failed = find_failed(done)
     return RowResult(
         name,
         ", ".join(changes),
@@ -164,6 +162,21 @@ def _collect_row(
         ),
         step_seconds=_fastest_step(metrics),
     )
+
+
+def find_failed(statuses: Sequence[RunStatus]) -> tuple[float | None, dict[int, float]]:
+    """Find the runs of one row that failed to train.
+
+    Args:
+        statuses: the statuses of the row's finished runs.
+
+    Returns:
+        A unigram model's perplexity on the development set, if known, and the perplexities, keyed
+        by seed, of the runs whose perplexity exceeds it or is not finite.
+    """
+    perplexities = _collect_scores(statuses).get("perplexity", {})
+    unigram = _unigram_perplexity(statuses)
+    return unigram, {seed: perplexities[seed] for seed in failed_seeds(perplexities, unigram)}
 
 
 def _unigram_perplexity(statuses: Sequence[RunStatus]) -> float | None:

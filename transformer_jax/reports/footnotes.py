@@ -176,6 +176,21 @@ def describe_missing(reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"Missing: {', '.join(runs)}: {reason}" for reason, runs in names.items()]
 
 
+def describe_failed(failed: Iterable[tuple[str, float, float | None]]) -> list[str]:
+    """Return a note that lists the runs that failed to train, or no note if there are none.
+
+    Args:
+        failed: the name of each run, its perplexity on the development set, and that of a unigram
+            model, if known.
+    """
+    runs = [
+        f"{name} ({perplexity:.4g}" + (f"; a unigram model has {unigram:.4g})" if unigram else ")")
+        for name, perplexity, unigram in failed
+    ]
+    text = "Failed to train and excluded from all means, with the perplexity on the development set"
+    return [f"{text}: {', '.join(runs)}."] if runs else []
+
+
 def _explain_columns(results: Results) -> list[str]:
     base, confidence = results.base.name, f"{CONFIDENCE:.0%}"
     notes = [
@@ -305,18 +320,12 @@ def _list_reaches(results: Results) -> list[str]:
 
 def _list_caveats(results: Results) -> list[str]:
     rows = results.rows.values()
-    notes = []
-    failed = [
-        f"{row.name}/seed-{seed} ({perplexity:.4g}"
-        + (f"; a unigram model has {row.unigram:.4g})" if row.unigram else ")")
+    failed = (
+        (f"{row.name}/seed-{seed}", perplexity, row.unigram)
         for row in rows
         for seed, perplexity in row.failed.items()
-    ]
-    if failed:
-        notes.append(
-            "Failed to train and excluded from all means, with the perplexity on the development "
-            f"set: {', '.join(failed)}."
-        )
+    )
+    notes = describe_failed(failed)
     if len(results.rows) > 1:
         # List each limitation once, together with all scores that it applies to.
         limits = defaultdict[str, list[str]](list)

@@ -89,11 +89,17 @@ def test_runs_that_differ_in_their_vocabularies_are_rejected(run: Run, tmp_path:
         tj.ensemble([])
 
 
-def test_an_ensemble_refers_to_its_runs_for_attention_and_hidden_states(run: Run) -> None:
+def test_an_ensemble_refers_to_its_runs_for_what_is_inside_a_model(run: Run) -> None:
     both = tj.ensemble(iter([run, run]))
-    for look in (both.attention, both.hidden_states, lambda x: both.align([x], [x])):
-        with pytest.raises(UsageError, match="use its runs one by one"):
-            look("one")
+    for look in (
+        lambda: both.attention("one"),
+        lambda: both.hidden_states("one"),
+        lambda: both.align(["one"], ["one"]),
+        lambda: tj.head_importance(both),
+        lambda: tj.plot_positions(both),
+    ):
+        with pytest.raises(UsageError, match="use the ensemble's runs one by one"):
+            look()
 
 
 def test_the_command_translates_with_several_runs(
