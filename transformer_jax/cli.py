@@ -10,6 +10,7 @@ from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.commands.help import completion_script, print_help, restore_docstrings
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config.loading import import_file, import_inherited
+from transformer_jax.config.rows import check_distinct
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import hide_late_errors, run_and_report, stderr, stdout, use_utf8
 from transformer_jax.distributed import heartbeat
@@ -98,16 +99,19 @@ def _run_config_command(
 ) -> None:
     """Load the command's configs, apply the options to them, and run the command."""
     changes = given_fields(command.config, words)
+    loaded = command.load_rows()
     rows = {
         name: dataclasses.replace(row, config=row.config.change(**changes))
-        for name, row in command.load_rows().items()
+        for name, row in loaded.items()
     }
     if isinstance(command, TrainingCommand):
         command.check_timeouts()
         # The supervisor runs this command in a child process, where `connect` returns True.
         if command.supervise and not heartbeat.connect():
             sys.exit(command.under_supervisor(arguments))
-    for name, row in command.select(rows).items():
+    selected = command.select(rows)
+    check_distinct(loaded, selected)
+    for name, row in selected.items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)
     dataclasses.replace(command, arguments=tuple(arguments)).run(rows)

@@ -460,6 +460,16 @@ def test_an_option_overrides_the_field_in_every_row(capsys: pytest.CaptureFixtur
     assert len(rows) == 5
 
 
+def test_an_option_that_overrides_the_only_difference_between_two_rows_is_rejected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = ["--grid", "model.num_heads=1,2", "--model.num-heads", "4"]
+    assert main(["sweep", "tiny", *grid, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("transformer-jax: rows num_heads-1 and num_heads-2 would be equal: ")
+    assert error.count("\n") == 1
+
+
 def test_an_optional_value_can_be_none(capsys: pytest.CaptureFixture[str]) -> None:
     options = [
         "--train.clip-norm=None",

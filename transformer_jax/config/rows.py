@@ -99,6 +99,24 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
     return rows
 
 
+def check_distinct(before: Mapping[str, Row], after: Mapping[str, Row]) -> None:
+    """Raise a ConfigError if the same changes made two different rows equal.
+
+    Args:
+        before: all rows before the changes.
+        after: the rows to train, with the changes.
+    """
+    names: dict[Config, str] = {}
+    for name, row in after.items():
+        other = names.setdefault(row.config, name)
+        if fields := before[other].config.differences(before[name].config):
+            named = ", ".join(".".join(field) for field in fields)
+            raise ConfigError(
+                f"rows {other} and {name} would be equal: they differ only in {named}, and an "
+                "option sets the same value in all rows"
+            )
+
+
 def with_control(rows: Mapping[str, Row]) -> dict[str, Row]:
     """Add a negative control to a sweep: a copy of the first row, named "control"."""
     control = Row(next(iter(rows.values())).config, is_control=True)

@@ -7,6 +7,7 @@ from transformer_jax.config.loading import load_rows
 from transformer_jax.config.rows import (
     DIVISORS,
     Scale,
+    check_distinct,
     grid_rows,
     parse_value,
     scale_rows,
@@ -85,6 +86,17 @@ def test_a_grid_has_a_row_for_each_combination() -> None:
     assert values == [(1, None), (1, 1.0), (2, None), (2, 1.0)]
     # The paper's results are those of a single row, which is not part of the grid.
     assert all(row.paper == Paper() for row in rows.values())
+
+
+def test_a_change_that_makes_two_different_rows_equal_is_rejected() -> None:
+    rows = grid_rows(Row(Config()), ["model.d_k=8,16", "model.d_v=8,16"])
+    rows["copy"] = rows["d_k-8+d_v-8"]
+    check_distinct(rows, rows)
+    changed = {name: Row(row.config.change(model={"d_k": 4})) for name, row in rows.items()}
+    message = r"d_k-8\+d_v-8 and d_k-16\+d_v-8 would be equal: they differ only in model\.d_k, and"
+    with pytest.raises(ConfigError, match=message):
+        check_distinct(rows, changed)
+    check_distinct(rows, {name: changed[name] for name in list(rows)[:2]})
 
 
 @pytest.mark.parametrize(
