@@ -334,7 +334,7 @@ def describe_limits(analysis: Analysis) -> list[str]:
         notes.append(
             f"These rows have a standard deviation more than {HIGH_VARIANCE_RATIO:g} times the "
             f"typical one: {ratios}. They are not pooled with the others, and comparisons with "
-            "them use Welch's intervals with Bonferroni correction."
+            "them use Welch's intervals with Bonferroni correction, without adjustment for seeds."
         )
     return notes
 

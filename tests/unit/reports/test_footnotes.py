@@ -18,7 +18,8 @@ from run_files import (
 )
 
 from transformer_jax.config import Row
-from transformer_jax.files import read_json, write_json
+from transformer_jax.data.splits import Split
+from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.reports.collect import collect_results, collect_runs, read_adhoc_statuses
 from transformer_jax.reports.footnotes import describe_experiment, describe_tuning, list_footnotes
 from transformer_jax.reports.report import write_report
@@ -65,6 +66,20 @@ def test_footnotes_say_how_the_sweep_was_made(dev_sweep: Sweep) -> None:
         (run.path / "run.json").write_text(json.dumps({"versions": {"commit": commit}}))
     notes = list_footnotes(collect(Sweep.open(dev_sweep.path)))
     assert "Trained at commit ba9876543210+." in notes
+
+
+@pytest.mark.parametrize(("split", "beam_size"), [("dev", 4), ("test", 2)])
+def test_the_search_options_are_those_of_the_scores_on_a_set(
+    sweep: Sweep, split: Split, beam_size: int
+) -> None:
+    first, *others = [read_status(run) for run in sweep.runs]
+    scores: dict[Split, JsonObject] = {
+        "dev": first.scores["dev"],
+        "test": first.scores["test"] | {"decode": {"beam_size": 2}},
+    }
+    statuses = [replace(first, scores=scores), *others]
+    _, _, search = describe_experiment(sweep, statuses, split)
+    assert search.startswith(f"Search: beam_size {beam_size}, ")
 
 
 def test_a_report_states_what_was_tuned_and_warns_of_values_at_the_edge(tmp_path: Path) -> None:

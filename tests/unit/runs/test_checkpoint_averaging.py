@@ -56,6 +56,8 @@ def test_selected_checkpoints_end_at_the_requested_step(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"no checkpoint to average at step 5; .*: 1, 2, 4$"):
             select_steps(checkpoints, 2, step=5)
         assert select_steps(checkpoints, 2, step=5, allow_fewer=True) == [5]
+        with pytest.raises(UsageError, match=r"to average at step 3; .*: 1, 2, 4, 5$"):
+            select_steps(checkpoints, 2, step=3, allow_fewer=True)
         with pytest.raises(UsageError, match=r"average 3 .* has only 2 .* up to step 2;"):
             select_steps(checkpoints, 3, step=2)
 
