@@ -5,6 +5,7 @@ and reject special files.
 """
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -176,6 +177,22 @@ def is_stray(name: str) -> bool:
 def part_of_name(name: str) -> str:
     """Return a part of a new file's name, such as another file's name, that is never in `STRAY`."""
     return re.sub(r"[^\w.]+", "_", name[:60])
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a file. Raise a StorageError if this cannot be determined.
+
+    For example, the user may lack permission to read a folder. In contrast, `Path.is_file` would
+    return False, or raise an `OSError` if the name is too long.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def check_regular(path: Path) -> os.stat_result:

@@ -12,6 +12,7 @@ from transformer_jax.files import (
     DIGEST,
     MAX_JSON_BYTES,
     exclusive,
+    is_file,
     lock_folder,
     new_folder,
     read_json,
@@ -137,6 +138,16 @@ def test_reading_a_pipe_fails_instead_of_waiting_for_a_writer(tmp_path: Path) ->
         read_limited(tmp_path / "pipe")
     with pytest.raises(StorageError, match="is not a regular file"):
         read_json(tmp_path / "pipe")
+
+
+def test_a_path_that_cannot_be_checked_is_not_taken_for_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert is_file(tmp_path / "file")
+    for missing in ("none", "file/none", "x" * 300, "a\0b", "."):
+        assert not is_file(tmp_path / missing)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StorageError, match=r"loop cannot be read: Too many levels"):
+        is_file(tmp_path / "loop")
 
 
 def test_only_one_holder_at_a_time_has_a_lock(tmp_path: Path) -> None:

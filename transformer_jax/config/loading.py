@@ -16,7 +16,7 @@ from pathlib import Path
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, checked, did_you_mean
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.files import INVALID_JSON, expand_path, local_path, read_json
+from transformer_jax.files import INVALID_JSON, expand_path, is_file, local_path, read_json
 from transformer_jax.registry import IMPORTS, imported_files, inherit
 
 PACKAGE = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ def resolve_path(path: str) -> Path:
     if path in shipped:
         return shipped[path]
     path = expand_path(path)
-    if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises if the name is too long
+    if is_file(Path(path)):
         return Path(path)
     hint = did_you_mean(Path(path).stem, shipped)
     raise ConfigError(f"no config file {path}{hint} (shipped: {', '.join(shipped)})")

@@ -33,21 +33,28 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
     reports: list[JsonObject] = []
     # Read this number first, because training may write more reports in the meantime.
     num_expected, size = count_expected_reports(path.parent), 0
-    with contextlib.suppress(OSError, StorageError):
+    lines: list[bytes] = []
+    try:
         size = check_regular(path).st_size
         with path.open("rb") as file:
             file.seek(max(0, size - max_bytes))
             lines = file.read(max_bytes).splitlines(keepends=True)
-        num_damaged, latest = 0, dict[str, int]()
-        for number, line in enumerate(lines):
-            report = parse_report(line)
-            if report is None or _is_out_of_order(report, latest):
-                is_part = (number == 0 and size > max_bytes) or not line.endswith(b"\n")
-                num_damaged += not is_part
-            else:
-                reports.append(report)
-        if num_damaged:
-            note(f"{path}: number of damaged lines, which are ignored: {num_damaged}")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except StorageError as error:
+        note(f"{error}; it is ignored")
+    except OSError as error:
+        note(f"{path} cannot be read: {error.strerror}; it is ignored")
+    num_damaged, latest = 0, dict[str, int]()
+    for number, line in enumerate(lines):
+        report = parse_report(line)
+        if report is None or _is_out_of_order(report, latest):
+            is_part = (number == 0 and size > max_bytes) or not line.endswith(b"\n")
+            num_damaged += not is_part
+        else:
+            reports.append(report)
+    if num_damaged:
+        note(f"{path}: number of damaged lines, which are ignored: {num_damaged}")
     if size <= max_bytes:
         _check_number(path, len(reports), num_expected)
     return reports

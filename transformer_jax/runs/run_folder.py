@@ -20,7 +20,6 @@ A packaged run has a single checkpoint without optimizer state, plus README.md a
 
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from transformer_jax.files import (
     MAX_VOCABULARY_BYTES,
     JsonObject,
     check_no_links,
+    is_file,
     is_stray,
     new_folder,
     read_json,
@@ -152,8 +152,7 @@ class RunFolder:
     def open(cls, path: Path) -> "RunFolder":
         """Read a run from disk, without executing any code in the folder."""
         description = path / "run.json"
-        # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
-        if not os.path.isfile(description):  # noqa: PTH113
+        if not is_file(description):
             raise UsageError(f"{path} is not a run: it has no run.json")
         try:
             check_no_links(path)

@@ -12,7 +12,6 @@ A sweep's folder contains:
         slurm/               submitit's scripts, logs, and pickle files, if the sweep uses Slurm
 """
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +26,7 @@ from transformer_jax.files import (
     JsonObject,
     check_no_links,
     find_free_path,
+    is_file,
     is_stray,
     lock_folder,
     read_json,
@@ -234,8 +234,7 @@ class Sweep:
     def open(cls, path: Path) -> Self:
         """Read the plan in a sweep's folder."""
         file = path / "sweep.json"
-        # If the name is too long, os.path.isfile returns False, but Path.is_file raises an error.
-        if not os.path.isfile(file):  # noqa: PTH113
+        if not is_file(file):
             raise UsageError(f"{path} is not a sweep: it has no sweep.json")
         try:
             check_no_links(path, lambda name: name == file.name)

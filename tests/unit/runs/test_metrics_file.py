@@ -125,6 +125,16 @@ def test_a_flipped_bit_or_swapped_lines_are_noticed(metrics: Path) -> None:
     assert noticed > 0.9 * len(flips)
 
 
+def test_a_file_that_cannot_be_read_is_noted(metrics: Path) -> None:
+    metrics.symlink_to(metrics.name)
+    with pytest.warns(Note, match=r"\.jsonl cannot be read: Too many .*; it is ignored"):
+        assert read_metrics(metrics) == []
+    metrics.unlink()
+    metrics.mkdir()
+    with pytest.warns(Note, match=r"\.jsonl is not a regular file; it is ignored"):
+        assert read_metrics(metrics) == []
+
+
 def test_a_line_without_its_crc_can_be_edited(metrics: Path) -> None:
     line = format_report({"step": 3, "split": "dev", "perplexity": 5.0})
     metrics.write_text(line, "utf-8")
