@@ -184,7 +184,7 @@ def to_markdown(rows: Sequence[Row], bleu: float, provenance: str) -> str:
     names = ", ".join(map(str, seeds))
     has_deviations = any(len(row.runs) > 1 for row in rows)
     notes = [
-        f"Random seeds: {names}; ± is the standard deviation over them."
+        f"Random seeds: {names}; ± is the standard deviation over a row's seeds."
         if has_deviations
         else f"One random seed per row ({names}), so the table cannot rank models whose scores are "
         "close.",

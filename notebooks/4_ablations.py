@@ -58,9 +58,9 @@ for name, row in rows.items():
     print(f"{name:5} perplexity {paper.perplexity:.2f}  BLEU {paper.bleu}  {', '.join(changes)}")
 
 # %% [markdown]
-# Rows (A) change the number of heads at constant cost. Rows (B) reduce the size of the keys. Rows
-# (C) change the size of the model, rows (D) change the regularization, and row (E) changes the
-# positional encoding. The last row is the big model.
+# Rows (A) change the number of heads at a constant number of FLOPs. Rows (B) reduce the size of the
+# keys. Rows (C) change the size of the model, rows (D) change the regularization, and row (E)
+# changes the positional encoding. The last row is the big model.
 #
 # `transformer-jax sweep table3` trains these rows with several random seeds, and
 # `transformer-jax report` writes the table. Training the full table takes many days on several
@@ -205,11 +205,12 @@ plt.show()
 # and the Multi30k captions, the differences (0.6% and 1.2%) are inconclusive. In these three
 # studies, learned positions use a learning rate that was not tuned for them. After 5,000 steps on
 # all captions, with ten seeds and a tuned learning rate for each model, learned positions are worse
-# than sinusoids (`docs/ablations.md`). Just beyond the training length, sinusoids are much better
-# on the short numbers and on the captions; the results on the number words are inconclusive.
-# Notebook 2 shows one possible reason: the rows of the learned table beyond the training length are
-# untrained. The intervals are not corrected for multiple comparisons. The models were trained for
-# 2,400 steps (numbers) and 3,000 steps (captions).
+# than sinusoids, and on a larger corpus, after short training, they are better
+# (`docs/ablations.md`). Just beyond the training length, sinusoids are much better on the short
+# numbers and on the captions; the results on the number words are inconclusive. Notebook 2 shows
+# one possible reason: the rows of the learned table beyond the training length are untrained. The
+# intervals are not corrected for multiple comparisons. The models were trained for 2,400 steps
+# (numbers) and 3,000 steps (captions).
 #
 # ## Compare your own runs
 #

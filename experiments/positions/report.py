@@ -307,7 +307,7 @@ def footnotes(study: Study) -> Sequence[str]:
         "The length of a sentence pair is the length of its source or target, whichever is longer. "
         f"The buckets contain the sentences of the {_describe_sets(study.sets)}.",
         "Perplexity is per token of the reference, without label smoothing; ± is the standard "
-        f"deviation over random seeds ({', '.join(map(str, seeds))}).",
+        f"deviation over a row's random seeds (in all rows: {', '.join(map(str, seeds))}).",
         f"\\*: the row differs significantly from {study.schemes[0]} (with 95% confidence for all "
         f"rows in all {len(study.buckets)} buckets of the table together, by Dunnett's method with "
         "seeds as blocks and Bonferroni's correction for the buckets, and for perplexities by "

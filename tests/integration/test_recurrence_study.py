@@ -142,7 +142,7 @@ def test_the_command_writes_the_tables_and_the_figure(
     fast, slow = (line.split(" | ") for line in table.splitlines()[2:4])
     curves = (tmp_path / "out" / "curves.csv").read_text().splitlines()
     assert curves[1:4] == [f'"Transformer",0,{n},{100 / n:.6g},{n}' for n in (10, 20, 30)]
-    assert "- Random seeds: 0, 1; ± is the standard deviation over them.\n" in table
+    assert "- Random seeds: 0, 1; ± is the standard deviation over a row's seeds.\n" in table
     assert "- Corpus: " in table
     assert "- Search: " in table
     assert "- docs/statistics.md explains how to compare rows" in table

@@ -203,7 +203,7 @@ def transformer(params: Params, source: ArrayLike, target: ArrayLike) -> Floats:
 
 
 def activations(params: Params, source: ArrayLike, target: ArrayLike) -> dict[str, Floats]:
-    """Return the output of each stack and the logits for each target token."""
+    """Return the output of each stack, the logits, and the weights of cross-attention by layer."""
     source, target = np.asarray(source), np.asarray(target)
     matrix = floats(params["embedding"]["table"])
     d_model = matrix.shape[1]
@@ -218,10 +218,15 @@ def activations(params: Params, source: ArrayLike, target: ArrayLike) -> dict[st
     for i in range(layers):
         memory = encoder_layer(params[f"encoder_{i}"], memory, is_token)
     decoder_input = np.concatenate([np.ones((len(target), 1), int), target[:, :-1]], axis=1)
-    x = embed(decoder_input)
+    x, cross = embed(decoder_input), list[Floats]()
     for i in range(layers):
-        x = decoder_layer(params[f"decoder_{i}"], x, memory, causal, is_token)
-    return {"encoder": memory, "decoder": x, "logits": x @ matrix.T}
+        layer = params[f"decoder_{i}"]
+        attended = multi_head_attention(layer["self_attention"], x, x, causal)
+        query = layer_norm(layer["after_self_attention"]["norm"], x + attended)
+        cross.append(multi_head_weights(layer["cross_attention"], query, memory, is_token))
+        x = decoder_layer(layer, x, memory, causal, is_token)
+    logits = x @ matrix.T
+    return {"encoder": memory, "decoder": x, "logits": logits, "cross": floats(cross)}
 
 
 class BeamSlots:

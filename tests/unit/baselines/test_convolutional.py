@@ -1,7 +1,7 @@
 """Test the convolutional encoder-decoder against NumPy loops."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from oracles import (
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.encoder_decoder import shift_right
-from transformer_jax.model.inspect import attention_weights
+from transformer_jax.model.inspect import attention_weights, hidden_states
 from transformer_jax.special_tokens import PAD
 
 SIZE = SMALL_MODEL.d_model
@@ -45,8 +45,20 @@ def gated_convolution(params: Params, x: Floats, start: int) -> Floats:
     return result
 
 
-def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats, Floats]:
-    """Return the logits and each layer's attention weights (equations 1 and 2 of ConvS2S)."""
+class Forward(NamedTuple):
+    """The results of a forward pass."""
+
+    logits: Floats
+    weights: Floats
+    """The attention weights of each layer."""
+    encoder: Floats
+    """The vectors that enter each encoder layer and leave the last one."""
+    decoder: Floats
+    """The vectors that enter each decoder layer and leave the last one."""
+
+
+def forward(params: Params, source: list[int], read: list[int]) -> Forward:
+    """Compute equations 1 and 2 of ConvS2S, one position after another."""
     table, half = floats(params["embedding"]["table"]), 0.5**0.5
     width = len(params["encoder_0"]["gated"]["convolution"]["kernel"])
 
@@ -54,11 +66,14 @@ def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats,
         return table[tokens] * SIZE**0.5 + sinusoid(len(tokens), SIZE)
 
     embedded = z = embed(source)
+    encoder = [z]
     for i in range(SMALL_MODEL.num_layers):
         gated = gated_convolution(params[f"encoder_{i}"]["gated"], z, -((width - 1) // 2))
         z = (z + gated) * half
+        encoder.append(z)
     values, all_weights = (z + embedded) * half, list[Floats]()
     x = g = embed(read)
+    decoder = [x]
     for i in range(SMALL_MODEL.num_layers):
         layer = params[f"decoder_{i}"]
         h = gated_convolution(layer["gated"], x, 1 - width)
@@ -67,7 +82,8 @@ def forward(params: Params, source: list[int], read: list[int]) -> tuple[Floats,
         context = linear(layer["output"], weights @ values * len(source) ** 0.5)
         x = (x + (h + context) * half) * half
         all_weights.append(weights)
-    return x @ table.T, floats(all_weights)
+        decoder.append(x)
+    return Forward(x @ table.T, floats(all_weights), floats(encoder), floats(decoder))
 
 
 @pytest.mark.parametrize("width", [pytest.param(3, marks=pytest.mark.slow), 4])
@@ -79,14 +95,18 @@ def test_the_model_is_the_equations_of_convs2s_as_loops(width: int) -> None:
     params = drawn_params(model, SOURCE, TARGET)
     logits = apply(model, params, SOURCE, TARGET)
     weights = jax.jit(attention_weights, static_argnums=0)(model, params, SOURCE, TARGET)
+    states = hidden_states(model, params, SOURCE, TARGET)
     assert set(weights) == {"cross"}
     for row, (source, read) in enumerate(zip(SOURCE, shift_right(TARGET), strict=True)):
         tokens = [int(token) for token in source if token != PAD]
-        expected, expected_weights = forward(params, tokens, [int(t) for t in read])
-        np.testing.assert_allclose(logits[row], expected, atol=1e-3)
+        expected = forward(params, tokens, [int(t) for t in read])
+        np.testing.assert_allclose(logits[row], expected.logits, atol=1e-3)
         actual = weights["cross"][:, row, 0]
-        np.testing.assert_allclose(actual[..., : len(tokens)], expected_weights, atol=1e-4)
+        np.testing.assert_allclose(actual[..., : len(tokens)], expected.weights, atol=1e-4)
         assert not np.any(actual[..., len(tokens) :])
+        encoder = states["encoder"][:, row, : len(tokens)]
+        np.testing.assert_allclose(encoder, expected.encoder, atol=1e-4)
+        np.testing.assert_allclose(states["decoder"][:, row], expected.decoder, atol=1e-3)
 
 
 @pytest.mark.parametrize("score", ["scaled_dot_product", "general", "additive"])

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Array
 from model_variants import cases
 from models import SOURCE, TARGET, VOCABULARY, make_model
-from oracles import SMALL_MODEL, floats, multi_head_weights, sinusoid
+from oracles import SMALL_MODEL, activations, floats, multi_head_weights, sinusoid
 
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.errors import UsageError
@@ -66,6 +66,12 @@ def test_the_first_layers_attend_to_embeddings_plus_positions() -> None:
         x += sinusoid(tokens.shape[1], SMALL_MODEL.d_model)
         expected = multi_head_weights(params[f"{stack}_0"]["self_attention"], x, x, mask)
         np.testing.assert_allclose(weights[stack][0], expected, atol=1e-5)
+
+
+def test_each_decoder_layer_attends_to_the_memory_as_in_the_formulas() -> None:
+    model, params = make_model(num_layers=2, num_heads=3)
+    expected = activations(params, SOURCE, TARGET)["cross"]
+    np.testing.assert_allclose(all_weights(model, params)["cross"], expected, atol=1e-5)
 
 
 VARIANTS = [
