@@ -280,10 +280,11 @@ attention.draw(kind="cross", layer=-1, view="alignment")
 #
 # `run.align` aligns each target token with the source token that has the largest weight, and
 # returns the links between words. `alignment_error_rates` does the same for each head, and compares
-# the links with a gold alignment: an error rate of 0 is perfect. Words are separated by spaces, so
-# the German number is a single word, and each English line has nine words. In the gold alignment,
-# the German word is linked to the digits and to "thousand" (sure links, `-`) and possibly to
-# "hundred" (`?`), but not to "and".
+# the links with a gold alignment: an error rate of 0 is perfect. `alignment_error_rate` compares
+# any links with a gold alignment, such as the links that `translate --alignments` writes. Words are
+# separated by spaces, so the German number is a single word, and each English line has nine words.
+# In the gold alignment, the German word is linked to the digits and to "thousand" (sure links, `-`)
+# and possibly to "hundred" (`?`), but not to "and".
 
 # %%
 english, german = (Path(f"test.{x}").read_text("utf-8").splitlines() for x in ("en", "de"))
@@ -293,6 +294,8 @@ rates = run.alignment_error_rates(english, german, gold)
 figure, axes = plt.subplots(figsize=(4.4, 2.3))
 draw_heads(axes, rates, "alignment error rate", digits=2, largest=1)
 plt.show()
+mean = tj.alignment_error_rate(run.align(english, german), gold)
+print(f"alignment error rate of the mean over the heads of the first layer: {mean:.2f}")
 
 # %% [markdown]
 # Each link has the form SOURCE-TARGET, and words are counted from 0. For this sentence, the mean
