@@ -10,7 +10,6 @@ from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.commands.help import completion_script, print_help, restore_docstrings
 from transformer_jax.commands.training import TrainingCommand
 from transformer_jax.config.loading import import_file, import_inherited
-from transformer_jax.config.rows import check_distinct
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.console import hide_late_errors, run_and_report, stderr, stdout, use_utf8
 from transformer_jax.distributed import heartbeat
@@ -109,9 +108,7 @@ def _run_config_command(
         # The supervisor runs this command in a child process, where `connect` returns True.
         if command.supervise and not heartbeat.connect():
             sys.exit(command.under_supervisor(arguments))
-    selected = command.select(rows)
-    check_distinct(loaded, selected)
-    for name, row in selected.items():
+    for name, row in command.select(rows, loaded).items():
         for warning in row.config.warnings():
             stderr.print(f"{name}: {warning}" if name else warning)
     dataclasses.replace(command, arguments=tuple(arguments)).run(rows)

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.benchmark.measurements import Benchmark, Measurement, read_benchmark
 from experiments.benchmark.rounds import Quartiles, quartiles
 from transformer_jax.errors import DataError, UsageError, storage_errors
-from transformer_jax.files import write_text
+from transformer_jax.files import is_file, write_text
 from transformer_jax.reports import tables
 from transformer_jax.runs.versions import installed_versions, source_commit
 
@@ -97,8 +97,7 @@ class Results:
             DataError: the file does not contain results.
             StorageError: the file cannot be read.
         """
-        # Path.is_file raises an error if the name is too long.
-        if not os.path.isfile(path):  # noqa: PTH113
+        if not is_file(path):
             raise UsageError(f"no such file: {path}")
         with storage_errors(f"{path} cannot be read"):
             if path.stat().st_size > MAX_FILE:

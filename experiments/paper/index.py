@@ -104,7 +104,7 @@ ITEMS = (
     ),
     Item(
         "Figure 3",
-        "Encoder self-attention for one word, in layer 5 of 6; options count from 0",
+        "Encoder self-attention for one word, in layer 5 of 6 (options count from 0)",
         "unit/visualization/test_attention_figures.py::"
         "test_a_selected_token_and_head_have_only_their_lines",
         f"{ATTENTION} runs/demo {SENTENCE} --kind encoder --layer 0 --position 3 --out figure3.svg",

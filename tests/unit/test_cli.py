@@ -460,14 +460,25 @@ def test_an_option_overrides_the_field_in_every_row(capsys: pytest.CaptureFixtur
     assert len(rows) == 5
 
 
-def test_an_option_that_overrides_the_only_difference_between_two_rows_is_rejected(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["tiny", "--grid", "model.num_heads=2", "--model.num-heads", "4"],
+            "--grid already sets model.num_heads: remove --model.num-heads",
+        ),
+        (
+            ["table3", "--train.label-smoothing", "0", "--rows", "D3"],
+            "rows base and D3 would be equal: they differ only in train.label_smoothing, and an "
+            "option sets the same value in all rows",
+        ),
+    ],
+)
+def test_an_option_that_overrides_what_defines_a_row_of_a_sweep_is_rejected(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = ["--grid", "model.num_heads=1,2", "--model.num-heads", "4"]
-    assert main(["sweep", "tiny", *grid, "--dry-run"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("transformer-jax: rows num_heads-1 and num_heads-2 would be equal: ")
-    assert error.count("\n") == 1
+    assert main(["sweep", *words, "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"transformer-jax: {message}\n"
 
 
 def test_an_optional_value_can_be_none(capsys: pytest.CaptureFixture[str]) -> None:

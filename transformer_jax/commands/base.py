@@ -56,8 +56,12 @@ class ConfigCommand(abc.ABC):
         This method does not apply the command-line options that change config fields.
         """
 
-    def select(self, rows: dict[str, Row]) -> dict[str, Row]:
-        """Return the rows that the command uses, out of those that `load_rows` returned."""
+    def select(self, rows: dict[str, Row], loaded: Mapping[str, Row]) -> dict[str, Row]:  # noqa: ARG002
+        """Return the rows that the command uses.
+
+        `loaded` are the rows that `load_rows` returned, and `rows` are the same rows with the
+        command-line options applied.
+        """
         return rows
 
     @abc.abstractmethod

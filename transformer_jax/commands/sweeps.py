@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
+from transformer_jax.commands.arguments import as_option
 from transformer_jax.commands.base import ConfigCommand
 from transformer_jax.commands.reports import Status
 from transformer_jax.commands.tables import format_duration, print_statuses
@@ -17,6 +18,7 @@ from transformer_jax.compilation.targets import Target, parse_target
 from transformer_jax.config import Row, loading
 from transformer_jax.config.rows import (
     Scale,
+    check_distinct,
     grid_rows,
     parse_value,
     scale_rows,
@@ -114,10 +116,17 @@ class Sweep(ConfigCommand):
             rows = grid_rows(next(iter(rows.values())), self.grid)
         return with_control(rows) if self.control else rows
 
-    def select(self, rows: dict[str, Row]) -> dict[str, Row]:
+    def select(self, rows: dict[str, Row], loaded: Mapping[str, Row]) -> dict[str, Row]:
         from transformer_jax.sweeps.plan import select_rows
 
-        return select_rows(rows, self.rows or None)
+        for item in self.grid:
+            section, key = split_field(item.partition("=")[0])
+            if any((section, key) in loaded[x].config.differences(rows[x].config) for x in rows):
+                option = as_option(f"{section}.{key}")
+                raise UsageError(f"--grid already sets {section}.{key}: remove {option}")
+        selected = select_rows(rows, self.rows or None)
+        check_distinct(loaded, selected)
+        return selected
 
     def run(self, rows: dict[str, Row]) -> None:
         from transformer_jax.runs.versions import source_commit
