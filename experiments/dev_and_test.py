@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-import tyro
 from scipy import stats
+from tyro.conf import Positional
 
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.config.rows import CONTROL
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.splits import Split
@@ -107,7 +108,7 @@ def describe(folder: Path) -> Iterator[str]:
             yield to_markdown(compare_rows(folder, split, score), align=True)
 
 
-def write(folder: tyro.conf.Positional[Path]) -> None:
+def write(folder: Positional[Path]) -> None:
     """Print the comparisons in a report's folder as Markdown."""
     with storage_errors(f"{folder} cannot be read as a report"):
         stdout.print("\n\n".join(describe(folder)))
@@ -115,4 +116,4 @@ def write(folder: tyro.conf.Positional[Path]) -> None:
 
 if __name__ == "__main__":
     prog = "python -m experiments.dev_and_test"
-    sys.exit(run_and_report(lambda: tyro.cli(write, prog=prog)))
+    sys.exit(run_and_report(lambda: parse_program(prog, write)))

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import tyro
+from tyro.conf import Positional
 
 from transformer_jax.baselines.build import count_parameters
-from transformer_jax.commands.arguments import parse
+from transformer_jax.commands.arguments import parse, parse_program
 from transformer_jax.commands.sweeps import Sweep as SweepCommand
 from transformer_jax.console import run_and_report
 from transformer_jax.data.splits import Split
@@ -94,7 +94,7 @@ def _collect_row(
     )
 
 
-def rebuild(folder: tyro.conf.Positional[Path]) -> None:
+def rebuild(folder: Positional[Path]) -> None:
     """Replace the tables and the figure of differences in a report's folder."""
     with tempfile.TemporaryDirectory() as temporary:
         # The report's title and notes contain the sweep's name.
@@ -112,4 +112,4 @@ def rebuild(folder: tyro.conf.Positional[Path]) -> None:
 
 if __name__ == "__main__":
     prog = "python -m experiments.rebuild_report"
-    sys.exit(run_and_report(lambda: tyro.cli(rebuild, prog=prog)))
+    sys.exit(run_and_report(lambda: parse_program(prog, rebuild)))

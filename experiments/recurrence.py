@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from tyro.conf import Positional
 
 from experiments.provenance import describe_sweep, select_trained
 from experiments.sentences import Sentence, read_sentences
 from transformer_jax.baselines.build import count_parameters
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.config import ModelConfig
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.corpora import bleu_tokenizer
@@ -257,9 +258,7 @@ def draw_figure(rows: Sequence[Row]) -> Picture:
     return Picture(figure)
 
 
-def write_report(
-    sweep: tyro.conf.Positional[Path], out: Path | None = None, bleu: float = BLEU
-) -> None:
+def write_report(sweep: Positional[Path], out: Path | None = None, bleu: float = BLEU) -> None:
     """Write tables and a figure that compare the architectures of a finished sweep.
 
     Args:
@@ -287,7 +286,7 @@ def write_report(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. Print any error as one line."""
     return run_and_report(
-        lambda: tyro.cli(write_report, prog="python -m experiments.recurrence", args=arguments)
+        lambda: parse_program("python -m experiments.recurrence", write_report, arguments)
     )
 
 

@@ -12,8 +12,8 @@ best learning rate depends on the width.
 All models have 1 + 1 layers and 4 heads, and learn number words without dropout.
 """
 
-import argparse
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
@@ -21,12 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from tyro.conf import FlagCreatePairsOff
 
 from transformer_jax.backend import start_backend
 from transformer_jax.baselines.build import build_model
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.config import Config
+from transformer_jax.console import run_and_report, stdout
 from transformer_jax.data.batches import Batch, Batches
 from transformer_jax.data.prepare import prepare_text
+from transformer_jax.errors import UsageError
 from transformer_jax.model.inspect import hidden_states
 from transformer_jax.reports.tables import Table, to_markdown
 from transformer_jax.training.step import (
@@ -162,23 +166,29 @@ def rate_table(widths: Iterable[int] = WIDTHS, seeds: int = 1) -> Table:
     return table
 
 
-def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description="Compare rules for the learning rate by width.")
-    parser.add_argument("--rates", action="store_true", help="train with several learning rates")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, with --rates")
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
-    arguments = parser.parse_args()
-    if arguments.seeds < 1:
-        parser.error("--seeds must be positive")
-    if any(width < 4 or width % 4 for width in arguments.widths):
-        parser.error("--widths must be multiples of 4")
+def measure(
+    rates: FlagCreatePairsOff[bool] = False, seeds: int = 1, widths: tuple[int, ...] = WIDTHS
+) -> None:
+    """Compare rules for the learning rate by width, and print a Markdown table.
+
+    Args:
+        rates: Train with several learning rates.
+        seeds: The number of random seeds, with --rates.
+        widths: The widths, each a multiple of 4.
+    """
+    if seeds < 1:
+        raise UsageError(f"--seeds must be positive, got {seeds}")
+    if not widths or any(width < 4 or width % 4 for width in widths):
+        raise UsageError(f"--widths must be multiples of 4, got {' '.join(map(str, widths))}")
     start_backend()
-    if arguments.rates:
-        print(to_markdown(rate_table(arguments.widths, arguments.seeds)))
-    else:
-        print(to_markdown(check_table(arguments.widths)))
+    stdout.print(to_markdown(rate_table(widths, seeds) if rates else check_table(widths)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code. Print any error as one line."""
+    prog = "python -m experiments.width"
+    return run_and_report(lambda: parse_program(prog, measure, arguments))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from tyro.conf import Fixed, Positional, Suppress, arg
 
 from experiments.benchmark import benchmarks
@@ -23,6 +22,7 @@ from experiments.benchmark.results import Results, to_markdown
 from experiments.benchmark.rounds import Settings
 from experiments.benchmark.serving import serve
 from experiments.benchmark.workloads import SIZES, load_sizes
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.config.loading import load_config
 from transformer_jax.console import run_and_report, stderr, stdout
 from transformer_jax.errors import SweepFailedError, UsageError
@@ -232,9 +232,7 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Print every error as one line."""
-    return run_and_report(
-        lambda: tyro.extras.subcommand_cli_from_dict(COMMANDS, prog=PROGRAM, args=arguments).run()
-    )
+    return run_and_report(lambda: parse_program(PROGRAM, COMMANDS, arguments).run())
 
 
 if __name__ == "__main__":

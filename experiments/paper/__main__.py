@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from experiments.paper.index import ITEMS, Item, to_markdown
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.commands.base import PathCommand, check_new_file
 from transformer_jax.commands.tables import format_duration, print_table
 from transformer_jax.config.validation import did_you_mean
@@ -226,7 +226,7 @@ def _print_table2(*, dry_run: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. Print any error as one line."""
     prog = "python -m experiments.paper"
-    return run_and_report(lambda: tyro.cli(Paper, prog=prog, args=arguments).run())
+    return run_and_report(lambda: parse_program(prog, Paper, arguments).run())
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
+from tyro.conf import Positional
 
 from experiments.positions.report import draw_figure, to_csv, to_markdown
 from experiments.positions.study import read_scores, score_by_length
 from experiments.provenance import describe_sweep
+from transformer_jax.commands.arguments import parse_program
 from transformer_jax.console import run_and_report, stdout
 from transformer_jax.errors import UsageError, storage_errors
 from transformer_jax.sweeps.plan import Sweep
@@ -23,7 +24,7 @@ from transformer_jax.visualization.style import Picture
 
 
 def write_report(
-    sweep: tyro.conf.Positional[Path], out: Path | None = None, edges: tuple[int, ...] = ()
+    sweep: Positional[Path], out: Path | None = None, edges: tuple[int, ...] = ()
 ) -> None:
     """Write a figure and tables of scores by sentence length.
 
@@ -65,7 +66,7 @@ def write_report(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code. Print any error as one line."""
     return run_and_report(
-        lambda: tyro.cli(write_report, prog="python -m experiments.positions", args=arguments)
+        lambda: parse_program("python -m experiments.positions", write_report, arguments)
     )
 
 

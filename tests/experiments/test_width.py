@@ -63,8 +63,7 @@ def test_both_rules_have_the_same_losses_at_the_base_width(
 ) -> None:
     for name, value in {"SWEEP_STEPS": 10, "LAST_STEPS": 2, "RATES": (2.0**-13, 2.0**-5)}.items():
         monkeypatch.setattr(width, name, value)
-    monkeypatch.setattr("sys.argv", ["width", "--rates", "--widths", "32"])
-    main()
+    assert main(["--rates", "--widths", "32"]) == 0
     lines = capsys.readouterr().out.splitlines()
     header, _, paper, base = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert header == ["rule", "width", "2^-13", "2^-5", "best"]
@@ -76,9 +75,7 @@ def test_both_rules_have_the_same_losses_at_the_base_width(
 
 @pytest.mark.parametrize("options", [["--seeds", "0"], ["--widths", "32", "2"], ["--widths", "6"]])
 def test_invalid_numbers_are_rejected(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["width", *options])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "must be" in capsys.readouterr().err
+    assert main(options) == 2
+    assert " must be " in capsys.readouterr().err

@@ -1,18 +1,21 @@
 """Parse a command's arguments with tyro, and report each mistake in one line.
 
-A command is a dataclass, and the names and types of its fields define its options. By default, tyro
-prints its error messages as multi-line boxes.
+A command is a dataclass, and the names and types of its fields define its options. The programs in
+`experiments/` are functions or dataclasses. By default, tyro prints its error messages as
+multi-line boxes.
 """
 
 import ast
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, NoReturn, TypeVar, get_args, get_type_hints
 
 import tyro
 from tyro import _errors as tyro_errors
@@ -51,7 +54,9 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         option, _, value = word.partition("=")
         raise UsageError(f"unexpected argument {word!r}: write {as_option(option)} {value}")
     default = make_default(command_type)
-    hook = partial(_report, name=name, command_type=command_type, words=words)
+    options = list(list_options(command_type))
+    missing = partial(_missing, name, command_type)
+    hook = partial(_report, name=name, words=words, options=options, missing=missing)
     with tyro_errors.on_parse_error(hook):
         command = tyro.cli(command_type, args=words, prog=name, default=default)
     paths = {
@@ -75,6 +80,51 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         if key in paths and any(x == f"{option}=" or (x, y) == (option, "") for x, y in given):
             raise UsageError(f"{option} needs a value")
     return command
+
+
+def parse_program(
+    prog: str,
+    target: Callable[..., T] | Mapping[str, Callable[..., T]],
+    words: Sequence[str] | None = None,
+) -> T:
+    """Call a function, or create a dataclass, with a program's arguments (default: `sys.argv`).
+
+    Args:
+        prog: The words that start the program, such as `python -m experiments.positions`.
+        target: The function or dataclass, or a mapping whose keys are the names of subcommands.
+        words: The arguments.
+
+    Raises:
+        UsageError: The arguments are invalid.
+    """
+    words = sys.argv[1:] if words is None else words
+    targets = target.values() if isinstance(target, Mapping) else [target]
+    options = [option for one in targets for option in _program_options(one)]
+    names = list(target) if isinstance(target, Mapping) else []
+    missing = partial(_missing_in_program, prog, names)
+    hook = partial(_report, name=prog, words=words, options=options, missing=missing)
+    with tyro_errors.on_parse_error(hook):
+        if isinstance(target, Mapping):
+            return tyro.extras.subcommand_cli_from_dict(dict(target), prog=prog, args=words)
+        return tyro.cli(target, prog=prog, args=words)
+
+
+def _program_options(target: Callable[..., object]) -> Iterator[str]:
+    for key in inspect.signature(target).parameters:
+        hint = get_type_hints(target, include_extras=True)[key]
+        if Positional not in getattr(hint, "__metadata__", ()):
+            yield as_option(key)
+
+
+def _missing_in_program(
+    prog: str,
+    subcommands: Sequence[str],
+    event: tyro_errors.MissingArgs | tyro_errors.MissingSubcommand,
+) -> UsageError:
+    if isinstance(event, tyro_errors.MissingSubcommand):
+        return UsageError(f"{prog} needs one of {', '.join(subcommands)}")
+    names = ", ".join(missing.arg.display_name() for missing in event.missing_arguments)
+    return UsageError(f"{prog} needs {names}; see {prog} --help")
 
 
 def _is_path(form: TypeForm, metadata: Sequence[object]) -> bool:
@@ -166,12 +216,17 @@ def list_options(command_type: type, prefix: str = "") -> Iterator[str]:
 
 
 def _report(
-    event: tyro_errors.ParseErrorEvent, *, name: str, command_type: type, words: Sequence[str]
+    event: tyro_errors.ParseErrorEvent,
+    *,
+    name: str,
+    words: Sequence[str],
+    options: Sequence[str],
+    missing: Callable[[tyro_errors.MissingArgs | tyro_errors.MissingSubcommand], UsageError],
 ) -> NoReturn:
     """Raise a UsageError that describes one of tyro's errors."""
     match event:
-        case tyro_errors.MissingArgs():
-            raise _missing(name, command_type)
+        case tyro_errors.MissingArgs() | tyro_errors.MissingSubcommand():
+            raise missing(event)
         case tyro_errors.BadValue(argument=argument):
             raise UsageError(f"{_name_of(argument, words)} needs a value")
         case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
@@ -188,7 +243,7 @@ def _report(
             if not re.match("--?[A-Za-z]", token):
                 raise UsageError(f"{name} got an unexpected argument {token!r}")
             option = token.partition("=")[0].replace("_", "-")
-            raise UsageError(f"unknown option {token}{_suggest(option, command_type)}")
+            raise UsageError(f"unknown option {token}{_suggest(option, options)}")
         case tyro_errors.InstantiationFailure(message=message, argument=argument):
             if argument is None:
                 raise UsageError(" ".join(message.split()))
@@ -209,7 +264,7 @@ def _name_of(argument: "ArgumentDefinition", words: Sequence[str]) -> str:
     return next((name for name in names if name in given_options(words)), names[-1])
 
 
-def _missing(name: str, command_type: type) -> UsageError:
+def _missing(name: str, command_type: type, _: object = None) -> UsageError:
     positional = (pair for _, pair in annotations(command_type).values() if Positional in pair)
     metavars = [getattr(m, "metavar", None) for metadata in positional for m in metadata]
     usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
@@ -221,12 +276,11 @@ def _section_of(option: str) -> str:
     return option[: option.find(".") + 1] or "--"
 
 
-def _suggest(option: str, command_type: type) -> str:
+def _suggest(option: str, options: Sequence[str]) -> str:
     """Suggest the option that is most similar, or return "" if no option is similar.
 
     Prefer an option that begins with a section or ends with `-from`, but is otherwise the same.
     """
-    options = list(list_options(command_type))
     completed = [o for o in options if o == f"{option}-from" or o.endswith(f".{option[2:]}")]
     given, sections = _section_of(option), {_section_of(o) for o in options}
     [section] = difflib.get_close_matches(given, sections, n=1, cutoff=0.7) or [given]
