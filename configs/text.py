@@ -3,7 +3,7 @@
     transformer-jax train configs/text.py:10k \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
-The files contain UTF-8 text and can be compressed with gzip. Line n of one file is the translation
+The files contain UTF-8 text and can be compressed with gzip, xz, or bzip2. Line n of one file is the translation
 of line n in the other file. Choose the row whose number of sentence pairs is closest to yours: the
 rows `300`, `10k`, and `100k` train small models on a laptop. The row `base` trains the paper's base
 model on millions of pairs, which takes hours on a GPU. docs/your-own-data.md describes what to

@@ -35,7 +35,7 @@ class Evaluate(EnsembleCommand):
     """The split to translate. Default: test, or dev with --grid."""
     on: Annotated[tuple[Path, Path] | None, arg(metavar="SOURCE TARGET")] = None
     """Translate this source file, and score the translations against this target file. Both files
-    are plain or gzip-compressed text with one sentence per line."""
+    contain one sentence per line and can be compressed with gzip, xz, or bzip2."""
     per_checkpoint: FlagCreatePairsOff[bool] = False
     """Also score each averaged checkpoint separately."""
     baseline: Annotated[Path | None, arg(metavar="RUN")] = None

@@ -88,11 +88,22 @@ def answer(results: Results, name: str) -> str:
         return f"not compared, because it and {results.base.name} have no comparable scores."
     verdicts = {score: results.verdict(name, score, split) for score in LABELS}
     found = [
-        f"{_paper(results, name, score)} in {LABELS[score]} ({verdict})"
+        f"{_paper(results, name, score)} in {LABELS[score]} "
+        f"({verdict}{_other_verdict(results, name, score, split)})"
         for score, verdict in verdicts.items()
         if verdict
     ]
     return f"{sentence} In the paper: {'; '.join(found)}." if found else sentence
+
+
+def _other_verdict(results: Results, name: str, score: PaperScore, split: ScoredSplit) -> str:
+    """Return the verdict with Welch's interval if it does not confirm a definite verdict."""
+    definite, other = (
+        results.verdict(name, score, split, method) for method in ("interval", "welch")
+    )
+    if definite in ("as in the paper", "differs") and other not in (definite, None):
+        return f"; with Welch's interval, {other}"
+    return ""
 
 
 def answer_factors(results: Results) -> dict[str, str]:
@@ -173,10 +184,11 @@ def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> 
     parts = []
     for is_above, found in verdicts.items():
         if found:
-            size = f"{'above' if is_above else 'at most'} {_margin(score)}"
+            size = f"{'exceeds' if is_above else 'is at most'} {_margin(score)}"
             counts = [(found.count(x), words) for x, words in WORDS.items() if x in found]
             listed = ", ".join(f"{n} {words[n > 1]}" for n, words in counts)
-            rows = f"of the rows whose difference in the paper is {size} ({len(found)})"
+            rows = f"{len(found)} rows" if len(found) > 1 else "one row"
+            rows = f"of the {rows} whose difference in the paper {size}"
             parts.append(f"{rows}, {listed}")
     if not parts:
         return ""

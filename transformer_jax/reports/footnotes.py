@@ -16,6 +16,7 @@ from transformer_jax.reports.seed_statistics import (
     describe_limits,
     format_p,
     rank_correlation,
+    rank_correlation_interval,
     sign_agreement,
 )
 from transformer_jax.reports.tables import escape_markdown
@@ -197,9 +198,9 @@ def _explain_columns(results: Results) -> list[str]:
         "Perplexity is per token, without label smoothing. ± is the standard deviation over "
         "random seeds.",
         *_explain_paper(results),
-        f"to {base}: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% higher "
-        "perplexity) or BLEU, adjusted for seeds that only some of the rows have. The brackets "
-        f"contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
+        f"minus {base}: a row's mean minus that of {base}, in ln perplexity (+0.1 is about 10% "
+        "higher perplexity) or BLEU, adjusted for seeds that only some of the rows have. The "
+        f"brackets contain Dunnett's simultaneous {confidence} intervals, with seeds as blocks, "
         "which limit the probability of any false difference in one score's column. "
         f"Welch's {confidence} intervals use only two rows and do not limit it.",
     ]
@@ -211,8 +212,8 @@ def _explain_columns(results: Results) -> list[str]:
     last = results.splits[-1]
     if any(results.verdict(name, score, last) for name in results.rows for score in MARGINS):
         notes.append(
-            "verdict: 'as in the paper' if the whole interval has the paper's sign; if not, "
-            "'differs' if the interval excludes every difference of that sign that exceeds a "
+            "verdict: 'as in the paper' if all differences in the interval have the paper's sign; "
+            "if not, 'differs' if no difference in the interval both has that sign and exceeds a "
             f"margin; otherwise 'inconclusive'. The margin is {MARGINS['perplexity']} ln "
             f"perplexity or {MARGINS['bleu']} BLEU. The paper reports one score per row, so the "
             "verdict treats its differences as exact, although they also vary with the seed. If "
@@ -236,7 +237,7 @@ def _explain_columns(results: Results) -> list[str]:
         notes.append(f"test task: the main score of the task {task}, in percent.")
     if results.signature:
         notes.append(
-            f"test BLEU to {results.base.name} by seed: the parentheses contain the p-value of "
+            f"test BLEU minus {results.base.name} by seed: the parentheses contain the p-value of "
             "sacreBLEU's approximate randomization over sentences, which is two-sided "
             f"({results.signature}). With 1,000 samples, its resolution is 0.001. It compares two "
             "trained models, not two methods, and is not corrected for the number of rows and "
@@ -285,13 +286,15 @@ def _describe_agreement(results: Results) -> list[str]:
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
-                    f"the paper in {same} of {rows} rows. In the paper, {worse} of these rows are "
-                    f"worse than {results.base.name}."
+                    f"the paper in {same} of {rows} rows. For comparison, {worse} signs would "
+                    f"match if every row were worse than {results.base.name}."
                 )
             if (ranks := rank_correlation(differences)) is not None:
+                interval = rank_correlation_interval(ranks[0], len(differences))
+                limits = "" if interval is None else " [{:+.2f}, {:+.2f}]".format(*interval)
                 notes.append(
                     f"Spearman's rank correlation with the paper's differences in {label} is "
-                    f"{ranks[0]:+.2f} (p = {format_p(ranks[1])})."
+                    f"{ranks[0]:+.2f}{limits} (p = {format_p(ranks[1])})."
                 )
     return notes
 

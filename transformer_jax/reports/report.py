@@ -180,17 +180,17 @@ SCORES: dict[str, Column] = {
 def _list_columns(split: ScoredSplit) -> dict[str, Column]:
     columns: dict[str, Column] = {
         "row": lambda _, row: row.name,
-        "ln perplexity to base": lambda r, row: _format_difference(r, row, "perplexity", split),
+        "ln perplexity minus base": lambda r, row: _format_difference(r, row, "perplexity", split),
         "Welch": lambda r, row: _format_welch(r, row, "perplexity", split),
         "paper": lambda r, row: _format(r.paper_difference(row.name, "perplexity"), "+z.3f"),
         "verdict": lambda r, row: r.verdict(row.name, "perplexity", split) or MISSING,
-        f"{split} BLEU to base": lambda r, row: _format_difference(r, row, "bleu", split),
+        f"{split} BLEU minus base": lambda r, row: _format_difference(r, row, "bleu", split),
         "Welch, BLEU": lambda r, row: _format_welch(r, row, "bleu", split),
         "paper BLEU": lambda r, row: _format(r.paper_difference(row.name, "bleu"), "+z.1f"),
         "verdict, BLEU": lambda r, row: r.verdict(row.name, "bleu", split) or MISSING,
     }
     if split == "test":
-        columns["test BLEU to base by seed"] = _format_test_differences
+        columns["test BLEU minus base by seed"] = _format_test_differences
     return columns
 
 
@@ -204,7 +204,7 @@ def summary_table(results: Results) -> list[list[str]]:
     """Return a table for the terminal, with the scores on the set that the answers use."""
     split = results.splits[-1]
     columns = {heading: SCORES[heading] for heading in ("row", "change", f"{split} perplexity")}
-    compared = {x: COMPARISONS[split][x] for x in ("ln perplexity to base", "verdict")}
+    compared = {x: COMPARISONS[split][x] for x in ("ln perplexity minus base", "verdict")}
     return make_table(results, columns | compared)
 
 
@@ -212,7 +212,7 @@ def make_table(results: Results, columns: Mapping[str, Column]) -> list[list[str
     """Return a table whose first row contains the headings, without empty optional columns."""
     table = [
         [
-            heading.replace(" to base", f" to {results.base.name}"),
+            heading.replace(" minus base", f" minus {results.base.name}"),
             *(format_cell(results, row) for row in results.rows.values()),
         ]
         for heading, format_cell in columns.items()

@@ -207,13 +207,23 @@ class Results:
         return math.log(ours / base) if score == "perplexity" else ours - base
 
     def verdict(
-        self, name: str, score: PaperScore, split: ScoredSplit | None = None
+        self,
+        name: str,
+        score: PaperScore,
+        split: ScoredSplit | None = None,
+        method: Literal["interval", "welch"] = "interval",
     ) -> Verdict | None:
-        """Return whether a row's difference from the first row agrees with the paper, if known."""
+        """Return whether a row's difference from the first row agrees with the paper, if known.
+
+        `method` selects the simultaneous interval or Welch's. The result is None if Welch's
+        interval is missing.
+        """
         paper, comparison = self.paper_difference(name, score), self.compare(name, score, split)
         if paper is None or comparison.difference is None or name == self.base.name:
             return None
-        return verdict(comparison.interval, paper, MARGINS[score])
+        if method == "welch" and comparison.welch is None:
+            return None
+        return verdict(getattr(comparison, method), paper, MARGINS[score])
 
     def differences(
         self, score: PaperScore, split: ScoredSplit | None = None

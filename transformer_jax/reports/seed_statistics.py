@@ -33,6 +33,8 @@ MIN_FREEDOM = 2
 
 # With more ranks, the t approximation of a rank correlation's p-value is accurate enough.
 MAX_EXACT_RANKS = 8
+# With fewer ranks, the normal approximation of a rank correlation's interval is poor.
+MIN_RANKS = 10
 
 SEEDS_RULE = (
     " (or three, if the row or the first row is not pooled, or if the pooled rows have fewer than "
@@ -292,6 +294,20 @@ def rank_correlation(differences: Sequence[tuple[float, float]]) -> tuple[float,
         products = np.array(list(itertools.permutations(first))) @ second
         p = float(np.mean(np.abs(products) >= abs(first @ second) - 1e-9))
     return correlation, p
+
+
+def rank_correlation_interval(correlation: float, count: int) -> Interval | None:
+    """Return the 95% interval of Spearman's correlation of `count` pairs (Bonett & Wright, 2000).
+
+    Return None if there are fewer than `MIN_RANKS` pairs, for which the approximation is poor, or
+    if the ranks are equal or opposite.
+    """
+    if count < MIN_RANKS or abs(correlation) > 1 - 1e-9:
+        return None
+    error = math.sqrt((1 + correlation**2 / 2) / (count - 3))
+    reach = float(special.ndtri((1 + CONFIDENCE) / 2)) * error
+    center = math.atanh(correlation)
+    return Interval(math.tanh(center - reach), math.tanh(center + reach))
 
 
 def format_mean(values: Collection[float], digits: int) -> str:

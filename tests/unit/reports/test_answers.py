@@ -71,12 +71,27 @@ def test_an_answer_says_that_a_row_has_too_few_seeds_for_welchs_interval(tmp_pat
     assert f"%]), but there are {caveat}" in few
 
 
+def test_an_answer_says_that_welchs_interval_does_not_confirm_a_verdict(tmp_path: Path) -> None:
+    results = make_results(tmp_path, 0.0001)
+    assert "with Welch" not in answer(results, "worse")
+    # The other rows vary less, so the pooled standard deviation is too small for the row "worse".
+    shifts = {"base": (0, 0.02, -0.02), "worse": (-0.05, 0.05, 0), "equal": (0.02, 0, -0.02)}
+    rows = {
+        name: replace(row, scores={**row.scores, "perplexity": noisy})
+        for name, row in results.rows.items()
+        if (noisy := {i: PERPLEXITIES[name] * math.exp(x) for i, x in enumerate(shifts[name])})
+    }
+    noisy = answer(replace(results, rows=rows), "worse")
+    assert "%]), but Welch's interval includes 0; " in noisy
+    assert "+20.0% in perplexity (as in the paper; with Welch's interval, inconclusive); " in noisy
+
+
 def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
     first, perplexity, _ = summarize(make_results(tmp_path, 0.0001))
     assert first == "These answers use the development set."
     assert perplexity == (
-        "Perplexity: of the rows whose difference in the paper is above 0.01 ln perplexity (1), "
-        "1 agrees; of the rows whose difference in the paper is at most 0.01 ln perplexity (1), "
+        "Perplexity: of the one row whose difference in the paper exceeds 0.01 ln perplexity, "
+        "1 agrees; of the one row whose difference in the paper is at most 0.01 ln perplexity, "
         "1 agrees."
     )
 
@@ -84,7 +99,7 @@ def test_the_summary_counts_the_papers_claims(tmp_path: Path) -> None:
 def test_equality_that_is_out_of_reach_is_not_called_a_disagreement(tmp_path: Path) -> None:
     results = make_results(tmp_path, 0.1)
     _, perplexity, _ = summarize(results)
-    assert "is at most 0.01 ln perplexity (1), 1 is out of reach." in perplexity
+    assert "is at most 0.01 ln perplexity, 1 is out of reach." in perplexity
     reach = describe_reach(results, "perplexity", "dev")
     assert reach in perplexity
     found = results.seeds_for_equivalence("perplexity", "dev")

@@ -158,9 +158,9 @@ def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Pa
     text = (folder / "table.md").read_text()
     assert (
         "In this report (s), the difference in dev perplexity has the same sign as in the paper in "
-        "2 of 3 rows. In the paper, " in text
+        "2 of 3 rows. For comparison, " in text
     )
-    assert " of these rows are worse than base." in text
+    assert " signs would match if every row were worse than base." in text
     assert "Pooled standard deviations between seeds: " in text
     assert "Spearman's rank correlation with the paper's differences in test perplexity is" in text
     assert "two methods, and is not corrected for the number of rows and seeds." in text

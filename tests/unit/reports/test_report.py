@@ -103,8 +103,10 @@ def test_the_tables_name_the_baseline(sweep: Sweep) -> None:
     scores, comparisons = (make_table(results, x) for x in (SCORES, COMPARISONS["dev"]))
     change = scores[0].index("change")
     assert {line[0]: line[change] for line in scores[1:3]} == {"worse": "worse", "base": "d_ff 32"}
-    assert {"ln perplexity to worse", "dev BLEU to worse"} < {*comparisons[0]}
-    assert any(note.startswith("to worse: a row's mean minus") for note in list_footnotes(results))
+    assert {"ln perplexity minus worse", "dev BLEU minus worse"} < {*comparisons[0]}
+    assert any(
+        note.startswith("minus worse: a row's mean minus") for note in list_footnotes(results)
+    )
 
 
 def test_a_sweep_without_test_scores_cannot_be_reported_on_the_test_set(dev_sweep: Sweep) -> None:
@@ -249,17 +251,17 @@ def test_differences_have_intervals_signs_and_p_values(sweep: Sweep) -> None:
     number = r"[+-]\d+\.\d+"
     interval = rf"\[{number}, {number}\]"
     better = cells["better"]
-    assert re.fullmatch(rf"-0\.\d+ {interval}", better["ln perplexity to base"])
+    assert re.fullmatch(rf"-0\.\d+ {interval}", better["ln perplexity minus base"])
     assert re.fullmatch(interval, better["Welch"])
     assert better["paper"] == "-0.054"
     assert better["verdict"] == "as in the paper"
-    assert better["test BLEU to base"].startswith("+6.00 [")
-    signed = better["test BLEU to base by seed"].split(", ")
+    assert better["test BLEU minus base"].startswith("+6.00 [")
+    signed = better["test BLEU minus base by seed"].split(", ")
     assert len(signed) == 3
     assert all(re.fullmatch(r"\+\d+\.\d\d \((< 0\.001|0\.\d{3})\)", x) for x in signed)
     assert signed[0].endswith("(< 0.001)")
     # The sign of a row's difference may vary from seed to seed.
-    assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU to base by seed"])
+    assert re.fullmatch(r"\+.*, -.*, -.*", cells["worse"]["test BLEU minus base by seed"])
 
 
 def test_the_same_runs_give_the_same_files(sweep: Sweep, folder: Path) -> None:

@@ -28,6 +28,7 @@ from transformer_jax.reports.seed_statistics import (
     format_mean,
     format_p,
     rank_correlation,
+    rank_correlation_interval,
     seeds_for_equivalence,
     sign_agreement,
     verdict,
@@ -409,6 +410,27 @@ def test_the_rank_correlation_is_pearsons_correlation_of_ranks() -> None:
     assert rank_correlation([(1.0, 1.0), (2.0, 2.0)]) is None
     assert rank_correlation([(1.0, 0.0), (2.0, 0.0), (3.0, 0.0)]) is None
     assert rank_correlation([]) is None
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_the_interval_of_a_rank_correlation_has_its_confidence(correlation: float) -> None:
+    rng = np.random.default_rng(0)
+    # Spearman's correlation of normal variables with Pearson's correlation r.
+    true = 6 / np.pi * np.arcsin(correlation / 2)
+    covered = []
+    for _ in range(4000):
+        x, noise = rng.normal(size=(2, 18))
+        y = correlation * x + (1 - correlation**2) ** 0.5 * noise
+        interval = rank_correlation_interval(float(stats.spearmanr(x, y).statistic), 18)
+        assert interval is not None
+        covered.append(interval.low <= true <= interval.high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
+
+
+def test_few_or_equal_ranks_have_no_interval() -> None:
+    assert rank_correlation_interval(0.2, 9) is None
+    assert rank_correlation_interval(1.0, 18) is None
+    assert rank_correlation_interval(-1.0, 18) is None
 
 
 def test_equal_signs_are_counted_among_the_rows_for_which_the_paper_makes_a_claim() -> None:
