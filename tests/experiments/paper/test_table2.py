@@ -1,5 +1,6 @@
 """Test the training costs of Table 2, and the table of the small models."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,5 +59,10 @@ def test_the_small_table_has_the_bleu_of_the_last_checkpoint_and_of_the_average(
     assert (row["steps"], row["averaged"]) == ("30", "3")
     assert row["BLEU, last checkpoint"] == f"{last.scores.bleu:.1f}"
     assert row["BLEU, averaged"] == f"{averaged.scores.bleu:.1f}"
+    lines = (tmp_path / "table2/base/seed-0/metrics.jsonl").read_text("utf-8").splitlines()
+    steps = [x for line in lines if (x := json.loads(line))["split"] == "train"]
+    assert row["FLOPs (counted)"] == f"{sum(x['flops'] for x in steps):.2g}"
+    # The paper multiplies the training time by the peak rate of the devices.
+    assert row["FLOPs (paper)"] == f"{sum(x['flops'] / x['utilization'] for x in steps):.2g}"
     # Otherwise, the table could contain the same score twice.
     assert abs(last.scores.bleu - averaged.scores.bleu) > 1
