@@ -1,9 +1,15 @@
 """Environment variables for compiling programs without the target's devices, and without JAX."""
 
 import os
+import re
 
-# XLA chooses Triton kernels by timing candidates, which is impossible without a GPU.
-GPU_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+GPU_FLAGS = {
+    # XLA chooses kernels by timing candidates, which is impossible without a GPU.
+    "xla_gpu_autotune_level": "0",
+    # Runs set these flags by default.
+    "xla_gpu_enable_triton_gemm": "false",
+    "xla_gpu_deterministic_ops": "true",
+}
 
 VARIABLES = {
     # Keep JAX from preallocating memory on this machine's devices.
@@ -28,5 +34,6 @@ def configure_environment(*, for_gpus: bool) -> None:
     """Set the environment variables that JAX and libtpu read when they are loaded."""
     os.environ.update(VARIABLES)
     flags = os.environ.get("XLA_FLAGS", "")
-    if for_gpus and GPU_FLAGS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {GPU_FLAGS}".strip()
+    if for_gpus:
+        new = (f"--{k}={v}" for k, v in GPU_FLAGS.items() if not re.search(rf"--{k}\b", flags))
+        os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])

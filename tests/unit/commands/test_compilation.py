@@ -111,8 +111,10 @@ def test_xla_gets_flags_for_gpus_only_if_a_target_has_gpus(
     )
     monkeypatch.setattr(os, "environ", {**os.environ, "XLA_FLAGS": "--xla_dump_to=dump"})
     run(capsys, "tiny", "--target", *targets, "--largest")
-    flags = f"--xla_dump_to=dump {environment.GPU_FLAGS}" if has_gpu_flags else "--xla_dump_to=dump"
-    assert os.environ["XLA_FLAGS"] == flags
+    flags = ["--xla_dump_to=dump"]
+    if has_gpu_flags:
+        flags += [f"--{name}={value}" for name, value in environment.GPU_FLAGS.items()]
+    assert os.environ["XLA_FLAGS"] == " ".join(flags)
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from transformer_jax import backend
 from transformer_jax.compilation.environment import GPU_FLAGS, VARIABLES, configure_environment
 
 
@@ -13,14 +14,33 @@ def _restore_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
+ALL_GPU_FLAGS = [f"--{name}={value}" for name, value in GPU_FLAGS.items()]
+
+
 @pytest.mark.parametrize("times", [1, 2])
-def test_flags_for_gpus_are_added_once_to_those_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, times: int
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", ALL_GPU_FLAGS),
+        ("--xla_cpu_abc=1", ["--xla_cpu_abc=1", *ALL_GPU_FLAGS]),
+        # The user's value of a flag has precedence, as in a run.
+        (
+            "--xla_gpu_deterministic_ops=false",
+            ["--xla_gpu_deterministic_ops=false", *ALL_GPU_FLAGS[:-1]],
+        ),
+    ],
+)
+def test_missing_flags_for_gpus_are_added_once(
+    monkeypatch: pytest.MonkeyPatch, times: int, given: str, expected: list[str]
 ) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    monkeypatch.setenv("XLA_FLAGS", given)
     for _ in range(times):
         configure_environment(for_gpus=True)
-    assert os.environ["XLA_FLAGS"] == f"--xla_cpu_multi_thread_eigen=false {GPU_FLAGS}"
+    assert os.environ["XLA_FLAGS"] == " ".join(expected)
+
+
+def test_programs_for_gpus_have_the_flags_of_runs() -> None:
+    assert backend.GPU_FLAGS.items() <= GPU_FLAGS.items()
 
 
 def test_tpus_need_no_flags_but_never_the_devices_of_this_machine() -> None:
