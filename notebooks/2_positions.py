@@ -299,8 +299,8 @@ plt.show()
 # orthogonal. Training creates structure that reflects the data. In this example, the structure
 # consists of blocks: the vectors of positions that play the same role in many sentences, such as
 # the thousands in the first and second numbers, become similar to each other. These blocks are
-# specific to the training text. Nothing forces the values on a diagonal to be equal, so what the
-# model learns at one position does not transfer to another.
+# specific to the training text. Nothing forces the values on a diagonal to be equal, so what a row
+# learns about its position does not automatically apply to other rows.
 #
 # The lower-right part of the third panel still looks like the second panel. The next figure shows
 # why.

@@ -311,8 +311,8 @@ plt.show()
 # - *Half as large*: the positional vectors keep their direction but have less influence relative to
 #   the embeddings.
 # - *Reversed* and *no positions* show the importance of word order. Without positions, the model
-#   can determine which words occur but not where each digit is. Wrong positions are worse than no
-#   positions.
+#   can determine which words occur but not where each digit is. Very wrong positions (*reversed*,
+#   or *shifted* by 5) are worse than no positions.
 #
 # ## Probe an intermediate state
 #
@@ -374,13 +374,13 @@ plt.show()
 # %% [markdown]
 # *Before the layer*, only the vector of the last digit itself (the token before the end token)
 # contains this digit. At all other positions, the probe's accuracy is at chance level. *After the
-# layer*, the vectors at other positions also contain the digit, because attention has copied it
-# there. In the stored output, the probe predicts the last digit perfectly from the vector of either
-# hyphen. A hyphen is the same token in every line, so its vector has room for other information,
-# such as the last digit, which German puts before the tens. The decoder reads the digit from these
-# hyphens: in the alignment above, the row for the last digit has some weight at both hyphens, not
-# only at the digit itself. (The labels below the axis are the tokens of the first sentence. The
-# other sentences have different digits at the same positions.)
+# layer*, the vectors at many other positions also contain the digit, because attention has copied
+# it there, but not those at the end token. In the stored output, the probe predicts the last digit
+# perfectly from the vector of either hyphen. A hyphen is the same token in every line, so its
+# vector has room for other information, such as the last digit, which German puts before the tens.
+# The decoder reads the digit from these hyphens: in the alignment above, the row for the last digit
+# has some weight at both hyphens, not only at the digit itself. (The labels below the axis are the
+# tokens of the first sentence. The other sentences have different digits at the same positions.)
 #
 # A probe shows that information is *present*, not that the model uses it. To show that the model
 # uses the information, change the information and measure the effect, as above.

@@ -59,7 +59,10 @@ MAKING = (
     "making the registration or voting process more difficult .' --kind encoder --layer 4 "
     "--position 17"
 )
-LAW = "'The Law will never be perfect , but its application should be just .'"
+LAW = (
+    "'The Law will never be perfect , but its application should be just - this is what we are "
+    "missing , in my opinion .'"
+)
 
 SILVER_TREES = "python -m experiments.paper.silver_trees SENTENCES symbols.txt"
 SCORES = "--grid model.attention_score=scaled_dot_product,dot_product,additive"
