@@ -5,8 +5,8 @@
 FOLDER is the same as for configs/multi30k.py. No model has been trained with this config yet, so
 its quality is not known.
 
-Differs from the paper in the same ways as configs/multi30k.py. The number of tokens is an upper
-limit: if the text yields fewer, the vocabulary is smaller.
+Differs from the paper in the same ways as configs/multi30k.py. The vocabulary size is an upper
+limit: if the text yields fewer tokens, the vocabulary is smaller.
 """
 
 from configs.multi30k import CONFIG as MULTI30K

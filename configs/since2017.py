@@ -82,8 +82,8 @@ SWEEP = {
         },
         train={"schedule": "cosine", "adam_beta2": 0.95, "clip_norm": 1.0, **DECAY},
     ),
-    # The best norm, feed-forward network, positions, and optimizer among the rows above, on the
-    # development set of the study in docs/ablations.md.
+    # This row combines the best norm, feed-forward network, positions, and optimizer of the rows
+    # above, according to the development set of the study in docs/ablations.md.
     "winners": BASE.change(
         model={"layer_norm": "pre", "feed_forward": "swiglu", "positions": "rotary", **GATED},
         train={"optimizer": "muon", "weight_decay": 0.1},

@@ -6,10 +6,10 @@ The text is the same as in configs/multi30k.py. $TRANSFORMER_JAX_DATA must be th
 that contains multi30k/tok/. Compared with the paper's base model, d_model, d_k, and d_v are a
 quarter as large, d_ff is an eighth as large, and each stack has a third as many layers. The
 numbers of layers are rounded to one in C1 and to three in C3. C2 has no counterpart, because it
-would also have one layer. Training makes about six passes over the text. docs/ablations.md contains the commands of two
-published sweeps, which use other settings: a rate for each row (four passes), and one rate for all
-rows (seven passes). The peak learning rate is the best one from the
-sweep in configs/learning_rate.py.
+would also have one layer. Training makes about six passes over the text. The peak learning rate is
+the best one from the sweep in configs/learning_rate.py. docs/ablations.md contains the commands of
+two published sweeps with different settings. One sweep tunes the learning rate for each row (four
+passes), and the other uses one rate for all rows (seven passes).
 
 Differs from the paper in the model size, the text, the batch size, the number of steps, and the
 learning rate. The search settings match Table 3: a beam size of 4, a length penalty with an alpha

@@ -3,11 +3,11 @@
     transformer-jax train configs/text.py:10k \
         --data.train train.en train.de --data.dev dev.en dev.de --data.test test.en test.de
 
-The files contain UTF-8 text and can be compressed with gzip, xz, or bzip2. Line n of one file is the translation
-of line n in the other file. Choose the row whose number of sentence pairs is closest to yours: the
-rows `300`, `10k`, and `100k` train small models on a laptop. The row `base` trains the paper's base
-model on millions of pairs, which takes hours on a GPU. docs/your-own-data.md describes what to
-expect.
+The files contain UTF-8 text and can be compressed with gzip, xz, or bzip2. Line n of one file is
+the translation of line n in the other file. Choose the row whose number of sentence pairs is
+closest to yours. The rows `300`, `10k`, and `100k` train small models on a laptop. The row `base`
+trains the paper's base model on millions of pairs, which takes hours on a GPU.
+docs/your-own-data.md describes what to expect.
 
 Differs from the paper: training stops early when the perplexity on the development set no longer
 improves. The laptop rows use smaller models, more dropout, and different learning rates. Except for

@@ -15,9 +15,10 @@ from transformer_jax.sweeps.status import RunStatus, read_status
 
 
 def select_trained(statuses: Sequence[RunStatus]) -> tuple[list[RunStatus], list[str]]:
-    """Return the statuses of the finished runs that trained, and a note about those that did not.
+    """Separate the finished runs that trained successfully from those that failed to train.
 
-    Without such runs, there is no note.
+    Return the statuses of the former, and a list with a note about the latter. The list is empty if
+    no run failed to train.
     """
     done = [status for status in statuses if status.status == "done"]
     trained: list[RunStatus] = []

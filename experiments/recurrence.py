@@ -91,7 +91,7 @@ class Row:
 
 
 def read_rows(sweep: Sweep) -> list[Row]:
-    """Read the scores of all runs that trained. Rows without such a run are omitted.
+    """Read the scores of all runs that trained successfully. Omit rows without such a run.
 
     Raises:
         UsageError: no run has trained, or the runs were scored on different sentences.

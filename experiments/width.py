@@ -111,7 +111,8 @@ def measure_changes(config: Config, batches: Batches, steps: int) -> dict[str, l
 def train_losses(configs: Sequence[Config], batches: Batches) -> list[float]:
     """Return each config's mean loss per token in the last steps, in one compiled program.
 
-    The configs differ only in their numeric settings. In the loss, each sentence is new.
+    The configs differ only in their numeric settings. Training ends within the first pass over the
+    text, so the model has not yet seen the sentences in the loss.
     """
     first = configs[0]
     model = build_model(first.model, first.data.vocab_size)

@@ -69,7 +69,7 @@ def run(name: str, config: Config, settings: Settings) -> Benchmark:
     """Train a run with an empty compilation cache, and reproduce it with a warm one.
 
     Raises:
-        WorkerFailedError: training failed, or there was not enough time.
+        WorkerFailedError: training or its reproduction failed, or there was not enough time.
     """
     batches = prepare_text(config.data).batches(config)
     tokens = sum(int(batches.lengths(step)[1].sum()) for step in range(config.train.steps))

@@ -1,7 +1,7 @@
 """Measure everything that needs a GPU with one command, which can be resumed later.
 
-Benchmarks run in order of importance, and the result lists the benchmarks that were skipped for
-lack of time. Only one worker runs at a time, so each has the whole device and its memory, and the
+Benchmarks run in order of importance, and the result lists the benchmarks that were skipped or that
+failed. Only one worker runs at a time, so each has the whole device and its memory, and the
 duration of its first call shows the cost of compilation.
 """
 

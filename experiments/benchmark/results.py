@@ -42,7 +42,7 @@ class Results:
     """This project's commit, followed by "+" if there are uncommitted changes; None if unknown."""
     date: str
     skipped: list[str] = field(default_factory=list)
-    """Benchmarks that were skipped for lack of time."""
+    """The benchmarks that were skipped or that failed, with the reasons."""
 
     @classmethod
     def collect(cls, command: str, benchmarks: list[Benchmark]) -> "Results":
@@ -187,7 +187,7 @@ def to_markdown(results: Results) -> str:
         notes += [f"The worker {name} was skipped: {why}." for name, why in part.skipped.items()]
         notes.append(f"Settings: {', '.join(f'{k} {v}' for k, v in part.work.items())}.")
         sections.append("\n".join(f"- {line}" for line in [*notes, *part.notes]))
-    sections += [f"There was no time for {what}." for what in results.skipped]
+    sections += [f"Skipped: {what}." for what in results.skipped]
     units = {"cores": " cores", "memory_gib": " GiB"}
     known = {key: value for key, value in results.machine.items() if value is not None}
     where = ", ".join(f"{value}{units.get(key, '')}" for key, value in known.items())

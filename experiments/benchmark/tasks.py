@@ -186,7 +186,7 @@ def loop(task: Mapping[str, Any]) -> Workload:
         # This thread passes any failure to the main thread, which reports it.
         try:
             train_folder(config, Path(task["folder"]), callback=wait_for_turn, quiet=True)
-            reports.put(UsageError("the run is too short for all turns: add --train.steps N"))
+            reports.put(UsageError("the run is too short for all turns: raise train.steps"))
         except BaseException as error:  # noqa: BLE001
             reports.put(error)
 

@@ -64,9 +64,9 @@ def list_notes(measurements: Sequence[Measurement]) -> list[str]:
         "attention exclude the projections, which are O(n d²).",
         "Sequential operations: the longest chain of matrix products in which each needs the "
         "result of the one before it.",
-        "Maximum path length: layers or loop trips between the first and the last position. A "
+        "Maximum path length: layers or loop iterations between the first and the last position. A "
         f"layer's reach is the largest distance from the middle of {PROBE_LENGTH} positions to an "
-        "input on which the output there has a nonzero gradient.",
+        "input that affects the output there (a nonzero gradient).",
         "O(log_k(n)) is the path length of dilated convolutions. The convolutions here have "
         "contiguous kernels, which need O(n/k) layers (section 4).",
     ]

@@ -2,8 +2,8 @@
 
 This module computes the scores from the files that `evaluate` saved. `read_scores` reads the scores
 from an earlier report's `table.csv` instead. L is the maximum length of a training sentence in
-tokens, including EOS (data.max_length). Each row in the sweep represents a position scheme, or
-another model if the buckets end at given edges.
+tokens, including EOS (data.max_length). Each row in the sweep represents a position scheme or, if
+the buckets end at given edges, any model.
 """
 
 import csv
@@ -82,7 +82,7 @@ class Study:
 
 
 def score_by_length(sweep: Sweep, edges: Sequence[float] = ()) -> Study:
-    """Split the sentences into buckets by length, and score the runs that trained on each bucket.
+    """Split the sentences into buckets by length, and score each trained run on each bucket.
 
     The buckets contain the sentences of the development and test sets. If the sweep is tuned, they
     contain only those of the test set, because the values were chosen on the development set.

@@ -331,7 +331,7 @@ def test_the_preloaded_worker_makes_the_steps_of_the_loop(tmp_path: Path) -> Non
 def test_a_run_that_is_too_short_for_the_loop_is_an_error(tmp_path: Path) -> None:
     config = SMALL.change(train={"steps": 4, "log_every": 2, "checkpoint_every": 4})
     run = tasks.loop({"config": config.to_dict(), "turn": 2, "folder": str(tmp_path / "run")})
-    with pytest.raises(UsageError, match=r"too short for all turns: add --train\.steps N"):
+    with pytest.raises(UsageError, match=r"too short for all turns: raise train\.steps"):
         run.run(100)
 
 

@@ -1,9 +1,9 @@
 """Draw translations at random.
 
-The Gumbel-max method draws a token: the token with the largest sum of scaled logit and noise has
-the probability that softmax assigns to it. The noise is a function of the seed, the source's
-tokens, the number of the sample, and the position. Therefore, neither the other sentences nor the
-number of devices affect a sample.
+The Gumbel-max method draws each token: it adds Gumbel noise to the scaled logits and chooses the
+token with the largest sum. The method draws each token with the probability that softmax assigns to
+it. The noise is a function of the seed, the source's tokens, the number of the sample, and the
+position. Therefore, neither the other sentences nor the number of devices affects a sample.
 
 Shapes: B sentences, N tokens in the vocabulary.
 """

@@ -155,10 +155,10 @@ def beam_search(
 
     The first step reads the token `start`. `limit` is the maximum length of each translation,
     including `eos`, and must not exceed `max_length`. A sentence with a limit of 0 gets no
-    hypothesis. `alpha` must be at least 0, and `length_penalty` must be a name in `PENALTIES`. No
-    translation contains any of the `suppress_tokens`, but the probabilities of other tokens are not
-    renormalized. A prefix must be shorter than its sentence's limit. A score includes the
-    log-probability of the prefix.
+    hypothesis. `alpha` must be at least 0, and `length_penalty` must be a name in `PENALTIES`. Only
+    the prefix of a translation can contain any of the `suppress_tokens`. The probabilities of other
+    tokens are not renormalized. A prefix must be shorter than its sentence's limit. A score
+    includes the log-probability of the prefix.
 
     `beam_end` is the name of the rule in `END_RULES` that decides which live hypotheses can finish
     at each step.
@@ -269,8 +269,8 @@ def _select(x: Array, index: Int[Array, "B J"]) -> Array:
 def first_argmax(x: Float[Array, "B N"]) -> Int[Array, " B"]:
     """Return the index of each row's maximum, and the smallest index if there are several.
 
-    On a CPU, XLA computes only `max` with vector instructions. Therefore, first find the block that
-    contains the maximum, and then the index within the block.
+    On a CPU, XLA uses vector instructions for `max` but not for `argmax`. Therefore, first find the
+    block that contains the maximum, and then find the index within the block.
     """
     size = max(k for k in range(1, MAX_BLOCK + 1) if x.shape[1] % k == 0)
     if size < MIN_BLOCK:

@@ -185,8 +185,9 @@ class Run:
         value raises a ConfigError.
 
         Raises:
-            UsageError: `num_best` is not between 1 and the beam size, `decode` is given with
-                `sampling`, or the number of prefixes is wrong.
+            UsageError: `num_best` is less than 1 or, without `sampling`, exceeds the beam size;
+                `decode` selects a search, but `sampling` is given; or the number of prefixes is
+                wrong.
             DataError: a line or a prefix is not valid text or too long.
         """
         translator = self.translator(sampling=sampling, **decode)

@@ -57,8 +57,8 @@ class AddAndNorm(nn.Module):
 
     A layer computes `y = Sublayer(enter(x))` and then `leave(x, y)`. In Tensor2Tensor, `enter` and
     `leave` are called `layer_preprocess` and `layer_postprocess`. In the paper, `enter` returns x,
-    and no normalization follows a stack. The pre-norm variant, `NormAndAdd`, normalizes in both
-    places.
+    and no normalization follows a stack. The pre-norm variant, `NormAndAdd`, normalizes in `enter`
+    and after each stack, but not in `leave`.
     """
 
     config: ModelConfig

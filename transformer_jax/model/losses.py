@@ -32,7 +32,7 @@ Number = float | Float[Array, ""]
 """A constant, or an argument to a compiled training step."""
 
 LossFunction = Callable[[Float[Array, "B T N"], Int[Array, "B T"], TrainConfig], Loss]
-"""Returns the loss of predictions, given the logits and the target tokens."""
+"""A function that returns the loss, given the logits, the target tokens, and the config."""
 
 LOSSES = Registry[LossFunction]("train.loss")
 

@@ -34,14 +34,14 @@ MAX_READS = 4
 # gcsfs uploads larger objects in chunks.
 MULTIPART_BYTES = 5 << 20
 DIGEST = "sha256"
-# Messages of botocore, Google Cloud Storage, and S3.
+# This pattern matches error messages from botocore, Google Cloud Storage, and S3.
 INVALID_NAME = re.compile("invalid bucket name|specified bucket is not valid", re.IGNORECASE)
 LIBRARIES = ("gcsfs", "s3fs", "botocore", "aiobotocore", "asyncio")
 T = TypeVar("T")
 
 
 def read_seconds(variable: str, default: float) -> float:
-    """Return the positive number of seconds in an environment variable."""
+    """Return the positive number of seconds in an environment variable, or the default."""
     value = os.environ.get(variable) or default
     with contextlib.suppress(ValueError):
         if 0 < (seconds := float(value)) < math.inf:

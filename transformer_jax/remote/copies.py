@@ -120,7 +120,7 @@ def publish(path: Path) -> None:
 
 
 def state_file(folder: Path, suffix: str) -> Path:
-    """Return the path of a file with the state of a local copy, or with a lock."""
+    """Return the path of a state file or a lock file for a local copy."""
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return cache_folder(STATE) / f"{key}.{suffix}"
 
@@ -131,7 +131,7 @@ def exclusive_refresh() -> contextlib.AbstractContextManager[object]:
 
 
 def mark_live(lock: IO[str], paths: Iterable[Path]) -> None:
-    """Write the paths that this process changes to a lock file that it holds."""
+    """Record, in a lock file that this process holds, the paths that this process changes."""
     lock.truncate(0)
     lock.write("\n".join(map(str, paths)))
     lock.flush()

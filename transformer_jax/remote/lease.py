@@ -29,15 +29,16 @@ RENEWALS = 12
 
 
 class Lease:
-    """A context manager that holds the lease of a run. The caller calls `renew` periodically."""
+    """A context manager that holds the lease of a run or sweep. The caller must renew it."""
 
     def __init__(self, url: str, machine: str, *, waits: bool = False) -> None:
         """Store the arguments, without sending a request.
 
         Args:
             url: the folder in the bucket.
-            machine: identifies a machine on which no other process uses the folder. Thus, a lease
-                that an earlier process on this machine left behind has no holder.
+            machine: the ID of this machine. The caller ensures that no other process on this
+                machine uses the folder. Therefore, an existing lease with this ID is from an
+                earlier process and has no holder.
             waits: wait for a holder that renews its lease, instead of raising a UsageError.
 
         Raises:

@@ -72,15 +72,15 @@ def planning(folder: Path) -> Iterator[None]:
     # Any process on this machine can take over the machine's lease, so a lock is also necessary.
     with exclusive(state_file(folder, "plan")), Lease(url, machine(), waits=True) as held:
         refresh(folder)
-        # If the refresh took longer than a lease is valid, another machine may plan now.
+        # If the lease expired during the refresh, another machine may now hold it.
         held.renew()
         yield
 
 
 def is_training(folder: Path) -> bool:
-    """Return whether a process with the same cache is training a run; always true if it is local.
+    """Return whether a process that uses this cache is training a run; always true for local runs.
 
-    For a run in a bucket, each process of the run works on the files in this cache.
+    All processes that train a run in a bucket must work on the files in the same cache.
     """
     if find_url(folder) is None:
         return True
@@ -99,7 +99,7 @@ def commit(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise the StorageError from a background upload, if one has failed."""
+    """Raise the StorageError from a background upload or lease renewal, if one has failed."""
     if (session := _sessions.get(folder)) is not None:
         session.check()
 
@@ -129,7 +129,7 @@ class _Session:
             self.copy.upload()
 
     def check(self) -> None:
-        """Raise the error from an earlier upload, if one has failed."""
+        """Raise the error from an earlier upload or lease renewal, if one has failed."""
         if self.error is not None:
             raise self.error
 

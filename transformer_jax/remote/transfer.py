@@ -1,8 +1,9 @@
 """Copy the files of a run or a sweep from a bucket to a local folder, and back in a safe order.
 
 A checkpoint in a bucket without SHA256SUMS counts as incomplete. `Copy.upload` therefore uploads
-the metrics, the arrays, and finally SHA256SUMS, and deletes SHA256SUMS first. `Copy.download` skips
-the arrays in checkpoints, which `download_checkpoint` downloads when they are read.
+the metrics, the arrays, and finally SHA256SUMS. When it deletes a checkpoint, it deletes SHA256SUMS
+first. `Copy.download` skips the arrays in checkpoints, which `download_checkpoint` downloads when
+they are read.
 """
 
 import contextlib
@@ -43,7 +44,8 @@ class Copy:
     def download(self, live: Iterable[Path] = ()) -> None:
         """Make the local files match the bucket.
 
-        Do not change the arrays in checkpoints, nor the files and folders in `live`.
+        Do not download the arrays in checkpoints, and do not change the files and folders in
+        `live`.
         """
         stored = read_json_if_valid(self._state)
         skipped = tuple(f"{path.relative_to(self.folder).as_posix()}/" for path in live)

@@ -166,7 +166,7 @@ def to_markdown_list(notes: Collection[str]) -> str:
 
 
 def describe_missing(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one note for each reason, which lists the runs that have no scores for this reason.
+    """For each reason, return a note that lists the runs that have no scores for this reason.
 
     Args:
         reasons: the name of each run without scores, and the reason.

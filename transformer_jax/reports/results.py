@@ -66,7 +66,7 @@ class RowResult:
     unigram: float | None
     """The best unigram model's perplexity on the development set, if known."""
     failed: Mapping[int, float]
-    """The perplexities, by seed, of runs that are worse than a unigram model or not finite."""
+    """The perplexities, by seed, that are not finite or exceed a unigram model's."""
     is_control: bool
     """Whether this row is a copy of another row with other seeds."""
     has_other_text: bool
@@ -175,7 +175,7 @@ class Results:
     ) -> RowComparison:
         """Compare a row's log perplexity or BLEU with that of the first row.
 
-        A control has other seeds than the first row, so its interval is Welch's. `split` defaults
+        A control's seeds differ from the first row's, so its interval is Welch's. `split` defaults
         to the first set, which is the development set if it is analyzed.
         """
         split = split or self.splits[0]

@@ -27,8 +27,8 @@ HIGH_VARIANCE_RATIO = 4.0
 # If rows have only two seeds, Welch's interval has very few degrees of freedom and can span
 # thousands of BLEU points.
 MIN_WELCH_SEEDS = 3
-# With one degree of freedom, a simultaneous interval can be as wide. Welch's interval has at least
-# two.
+# With one degree of freedom, a simultaneous interval can be equally wide. Welch's interval then has
+# at least two degrees of freedom.
 MIN_FREEDOM = 2
 
 # With more ranks, the t approximation of a rank correlation's p-value is accurate enough.
@@ -179,7 +179,8 @@ def _compare_pooled(
     # Remove floating-point noise, which would matter if all differences were equal.
     effects = (inverse @ values).round(12)
     num_seeds = [min(len(scores[base]), len(scores[row])) for row in others]
-    # With more seeds, Welch's interval remains.
+    # If there are too few degrees of freedom, rows with at least this many seeds keep Welch's
+    # interval.
     min_seeds = 2 if freedom >= MIN_FREEDOM else MIN_WELCH_SEEDS
     estimates: dict[str, tuple[float, Interval | None, float | None]] = {
         others[k]: (float(effects[k]), None, None) for k in connected if num_seeds[k] < min_seeds

@@ -217,7 +217,7 @@ class CheckpointManager:
         self._pending = self._writer.submit(self._finish_score, step, pending, content, superseded)
 
     def discard(self, step: int) -> None:
-        """Delete a checkpoint after its write has finished. Other processes do nothing."""
+        """Delete a checkpoint after its write ends. Only the primary process deletes the files."""
         self.wait()
         del self._metadata[step]
         if self._is_primary:
@@ -238,7 +238,7 @@ class CheckpointManager:
         return self._pending is not None and not self._pending.done()
 
     def has_failed(self) -> bool:
-        """Return whether the last write failed. If so, the next call to `wait` raises the error."""
+        """Return whether the last write or an upload failed; `prepare_save` raises the error."""
         pending = self._pending
         is_written = pending is None or not pending.done() or pending.exception() is None
         return not is_written or session.has_failed(self.run)

@@ -27,8 +27,8 @@ CRC = "crc32"
 def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObject]:
     """Return the valid reports in the last `max_bytes` bytes of a metrics.jsonl file, if any.
 
-    Each step is a nonnegative integer; the other values can have any type. Issue a note if a line
-    is invalid, except for a part of a line at the start or end, or if reports are missing.
+    Each step is a nonnegative integer; the other values can have any type. Issue a note if reports
+    are missing or a line is invalid. Ignore a partial line at the start or end.
     """
     reports: list[JsonObject] = []
     # Read this number first, because training may write more reports in the meantime.

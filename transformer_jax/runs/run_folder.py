@@ -274,7 +274,7 @@ class RunFolder:
         return replace(self, config=config)
 
     def store(self) -> None:
-        """Write the config to disk if it has changed."""
+        """Write the config and `group` to disk if either has changed."""
         with storage_errors(f"{self.path} cannot be written"):
             stored = RunFolder.open(self.path)
             if (stored.config, stored.group) != (self.config, self.group):

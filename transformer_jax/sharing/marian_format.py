@@ -1,4 +1,4 @@
-"""Write models that Hugging Face's `MarianMTModel` can load, and translate Marian's settings."""
+"""Write models that Hugging Face's `MarianMTModel` can load, and convert Marian's settings."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def read_tokens(path: Path, settings: JsonObject, tokens: list[str]) -> TokenTab
 def read_config(
     path: Path, settings: JsonObject, generation: JsonObject, vocabulary: Vocabulary
 ) -> Config:
-    """Return the config of a Marian model with all biases and the settings of `generate`."""
+    """Return a Marian model's config, with all biases enabled and the search of `generate`."""
     _check_expressible(path, settings)
     decode = _read_search(path / "generation_config.json", generation)
     max_length = settings.get("max_position_embeddings", 1024)

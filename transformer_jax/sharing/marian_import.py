@@ -63,7 +63,7 @@ def read_marian(path: Path) -> Run:
     if settings.get("model_type") != "marian":
         kind = f"model_type {settings.get('model_type')!r}"
         if (path / "model.bin").exists():
-            kind = "CTranslate2 models cannot be imported, so import what it was converted from"
+            kind = "it is a CTranslate2 model; import the model that it was converted from"
         raise UsageError(f"{path} is not a Marian model: {kind}")
     vocabulary = _read_vocabulary(path, settings)
     generation = _read_optional_json(path / "generation_config.json")

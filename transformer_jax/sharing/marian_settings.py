@@ -102,7 +102,7 @@ def _check_generation(file: Path, settings: JsonObject, generation: JsonObject) 
 
 
 def _note_limit(file: Path, limit: object, *source_limits: object) -> None:
-    """Issue a note if `generate` limits translations to fewer tokens than it allows in a source."""
+    """Issue a note if `generate` allows fewer tokens in a translation than in a source."""
     numbers = [x for x in source_limits if isinstance(x, int | float)]
     if isinstance(limit, int) and numbers and limit < min(numbers):
         note(

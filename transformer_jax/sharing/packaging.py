@@ -96,7 +96,10 @@ def package_run(
 def build_package(
     run: Run, path: Path, dtype: Dtype = "float32", versions: Mapping[str, str] | None = None
 ) -> AbstractContextManager[RunFolder]:
-    """Return a context manager that creates a package without parameters or paths of text."""
+    """Return a context manager that creates a package without parameters.
+
+    The package's config omits `data.folder` and reduces absolute paths of text to file names.
+    """
     fields: dict[str, tuple[str, ...] | None] = {"folder": None}
     for split in ("train", "dev", "test"):
         if names := getattr(run.config.data, split):

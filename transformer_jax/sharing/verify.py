@@ -106,7 +106,7 @@ def sample_lines(run: Run, count: int = NUM_SENTENCES) -> list[str]:
 
 
 def dev_lines(run: Run, count: int) -> list[str]:
-    """Return up to `count` lines of the development set, or [] if it needs a download."""
+    """Return up to `count` lines of the development set; [] if unavailable without a download."""
     data = run.config.data
     # Reading a dataset from TensorFlow Datasets may start a download.
     if data.corpus == "tfds":

@@ -41,7 +41,7 @@ MEMORY_MARGIN = 1.5
 
 
 def estimate_seconds(sweep: Sweep, num_parallel: int) -> dict[str, float]:
-    """Estimate the seconds of a run in each row, if `num_parallel` runs train concurrently.
+    """Estimate how many seconds a run of each row takes if `num_parallel` runs train at once.
 
     The estimates are too high if batches contain padding, or if other programs use the device while
     its peak is measured.

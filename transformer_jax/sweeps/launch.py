@@ -207,7 +207,7 @@ class _Pool:
 
 
 def can_train_together(first: SweepRun, run: SweepRun) -> bool:
-    """Return whether both runs are untrained, and one program can train them.
+    """Return whether one program can train both runs, neither of which has finished training.
 
     They may differ in their seeds and in numeric settings that a training step takes as arguments.
     A part from outside this package might use such a setting as a constant.

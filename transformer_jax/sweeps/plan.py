@@ -45,7 +45,8 @@ ROW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 UNNAMED = "run"
 # The separator in a list of run names. Row names cannot contain this character.
 NAME_SEPARATOR = ","
-# The difference between a control's seeds and those of the other rows. Trials have further seeds.
+# The difference between a control's seeds and those of the other rows. Trials use a third set of
+# seeds.
 CONTROL_SEED_OFFSET = 20_000
 
 
@@ -94,7 +95,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """A config field whose value is chosen for each row in a sweep on the development set."""
+    """A config field whose value a sweep chooses for each row by development-set perplexity."""
 
     field: str
     """The field's name, such as "train.learning_rate_scale"."""
@@ -324,9 +325,9 @@ def plan_sweep(
 ) -> Sweep:
     """Plan a sweep without writing files.
 
-    The sweep contains the first row and the rows in `only`, or all rows if `only` is None. The
-    seeds are consecutive, starting with the first row's seed. With `tuning`, the values that were
-    chosen for an existing sweep are kept.
+    The sweep contains the first row, controls, and the rows in `only`, or all rows if `only` is
+    None. The seeds are consecutive, starting with the first row's seed. With `tuning`, the values
+    that were chosen for an existing sweep are kept.
     """
     check_num_seeds("seeds", seeds)
     names = select_rows(rows, only).keys()

@@ -279,7 +279,7 @@ def newest_evaluation(run: SweepRun, split: Split, *, any_search: bool = False) 
             is_own = is_own_search(scores, decode)
             if is_count(step) and is_count(averaged) and (any_search or is_own):
                 is_preferred = any_search or averaged > 1 or decode.average_checkpoints == 1
-                # Do not compare modification times, because copies have other ones.
+                # Do not compare modification times, because copying a run changes them.
                 candidates.append((is_preferred, step, is_own, averaged, folder.name, folder))
     return max(candidates)[-1] if candidates else None
 

@@ -96,7 +96,7 @@ def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
 
 
 def _last_line(run: SweepRun) -> str:
-    """Return the end of the last line of the run's log that is not blank."""
+    """Return the end of the last nonblank line in the run's log."""
     if not run.log_file.exists():
         return "see the log of its job"
     lines = run.log_file.read_text("utf-8", "replace").split("\n")
@@ -104,7 +104,7 @@ def _last_line(run: SweepRun) -> str:
 
 
 def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list[int]) -> int:
-    """Train untrained runs in one program; return the exit code.
+    """Train runs, none of which has finished training, in one program; return the exit code.
 
     Afterward, the status of each run is "running" (if its training is complete), "failed", or
     "stopped". If the device does not have enough memory, train each half of the runs. After a

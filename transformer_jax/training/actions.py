@@ -18,7 +18,7 @@ from transformer_jax.distributed.processes import Vote
 
 
 class DueActions(NamedTuple):
-    """The actions after a step, in this order: report, save, evaluate, and interrupt."""
+    """The actions after a step, in this order: report, save, and then interrupt or evaluate."""
 
     report: bool
     evaluate: bool

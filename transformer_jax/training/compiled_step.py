@@ -48,7 +48,7 @@ class CompiledStep:
     def compile(self, state: TrainState, batch: Batch, upcoming: Sequence[Bucket] = ()) -> str:
         """Compile the step for this process's rows in a batch, and return a message about it.
 
-        Then compile the upcoming buckets: in the background or, on a GPU, before returning, because
+        Also compile the upcoming buckets: in the background or, on a GPU, before returning, because
         training would distort the timings by which XLA selects kernels.
         """
         if self._is_gpu:

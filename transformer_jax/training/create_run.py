@@ -46,7 +46,8 @@ def create_run(
     vocabulary = None if other is None else other.vocabulary
     prepared = prepare_text(config.data, vocabulary)
     prepared.note_problems()
-    # Report these mistakes before the folder exists; the evaluation checks them again.
+    # Report an unsuitable task or a missing library before the folder exists. The evaluation
+    # repeats these checks.
     check_task(config.data.task, *prepared.lines("dev"))
     if library := LIBRARIES.get(config.data.bleu_tokenizer):
         require_library(library)

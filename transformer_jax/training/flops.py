@@ -89,7 +89,7 @@ def _count_pairs(config: ModelConfig, lengths: Int[np.ndarray, " B"]) -> Int[np.
 
 
 def plain_config(config: ModelConfig) -> ModelConfig:
-    """Return the model's config without a window and options that only save time or memory."""
+    """Return the config without an attention window or options that only save time or memory."""
     is_fused, attention = config.has_fused_attention, config.attention_implementation
     return replace(
         config,

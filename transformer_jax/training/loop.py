@@ -49,7 +49,7 @@ def run_training(
     Raises:
         RunInterrupted: a signal ended the run. If training had started, its state has been saved.
         DivergedError: the loss or gradient was not finite in `MAX_SKIPPED_STEPS` consecutive
-            steps, or the perplexity on the development set is not finite.
+            steps, or a score on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
         DataError: the text differs from the text that the run started with, or its references
             cannot be scored.
@@ -69,9 +69,9 @@ def run_training(
 def train_together(assignments: Sequence[Assignment], resume_hint: str) -> None:
     """Train runs that `launch.can_train_together` accepts, in one program on one device.
 
-    Each run trains from its latest checkpoint. If these are from different steps, the runs that are
-    ahead join later. An error in one run ends only that run, and its `on_end` receives the error. A
-    signal or an `OutOfMemoryError` ends all runs.
+    Each run trains from its latest checkpoint. If the checkpoints are from different steps, the
+    runs that are ahead join later. An error in one run ends only that run, and its `on_end`
+    receives the error. A signal or an `OutOfMemoryError` ends all runs.
     """
     start_backend(assignments[0].folder.cpu_threads)
     count = len(assignments)
@@ -180,7 +180,7 @@ def _report_and_save(
     train_step: CompiledStep,
     shutdown: GracefulShutdown,
 ) -> None:
-    """Perform a step's due actions by slot; all members save before any slow evaluation."""
+    """Perform the actions that are due after a step. All members save before the evaluations."""
     saving = {}
     for slot, member in active.items():
         reported = member.attempt(member.report, step, vote)

@@ -93,8 +93,8 @@ class Member(contextlib.ExitStack):
     ) -> T | None:
         """Unless the run has ended, call a method of the run, and return its result.
 
-        If the loop also trains other runs, an error ends only this run, unless the device does not
-        have enough memory. The caller can then train fewer runs in one program.
+        If the loop also trains other runs, an error ends only this run. However, this method always
+        raises an OutOfMemoryError again, so that the caller can train fewer runs in one program.
         """
         if self.has_ended:
             return None
@@ -231,7 +231,7 @@ class Member(contextlib.ExitStack):
         self.checkpointer.record_score(scores if due.is_scheduled else None)
 
     def end_if_complete(self, step: int) -> None:
-        """End the run after its last step, or if its perplexity no longer improves."""
+        """End the run after its last step, or if its score no longer improves."""
         train = self.folder.config.train
         if self.run.schedule.is_out_of_patience(step, self.checkpointer.manager.scores):
             name = train.patience_metric.replace("_", " ")

@@ -89,7 +89,7 @@ class Meter:
         return last
 
     def pending_metrics(self, num_later: int = 0) -> Sums:
-        """Return the sums for each step since the last report, except `num_later` steps."""
+        """Return the sums for each step since the last report, except the last `num_later`."""
         steps = self._metrics[: len(self._metrics) - num_later]
         losses = jax.device_get([metrics.loss for metrics in steps])
         return [*self._pending, *([float(x) for x in loss] for loss in losses)]

@@ -38,8 +38,8 @@ def width_factors(config: TrainConfig, model: ModelConfig) -> dict[str, Factors]
     """Return the factors of each group of parameters, or {} if they are all 1.
 
     The paper's embeddings are drawn from N(0, 1 / d_model) and multiplied by sqrt(d_model), so
-    their learning rate must fall with sqrt(d_model). The paper's schedule does the same for all
-    parameters.
+    their learning rate must be proportional to 1 / sqrt(d_model). In the paper's schedule, the rate
+    of all parameters is proportional to 1 / sqrt(d_model).
     """
     if config.base_width is None:
         return {}

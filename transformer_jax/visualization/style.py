@@ -19,8 +19,8 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # A diverging, color-blind-safe colormap for positive and negative values.
 DIVERGING = "RdBu_r"
 GRID = {"alpha": 0.3, "linewidth": 0.6}
-# Omit the date from SVG files and the Matplotlib version from PNG files, so that the same data
-# produces the same file. An SVG file still contains the Matplotlib version.
+# Omit the date from SVG and PDF files and the Matplotlib version from PNG files, so that the same
+# data produces the same file. SVG and PDF files still contain the Matplotlib version.
 METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None},
     "png": {"Software": None},
