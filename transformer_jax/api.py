@@ -82,7 +82,8 @@ def train(
     Raises:
         UsageError: the folder already exists, or contains a run with a different config.
         DataError: the text cannot be used.
-        DivergedError: the loss is not finite.
+        DivergedError: the loss or gradient was not finite in several consecutive steps, or the
+            perplexity on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
         BackendError: JAX cannot start.
         RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.
@@ -186,7 +187,7 @@ def sweep(
         seeds: the number of random seeds for each row.
         rows: train only the first row and the rows with these names.
         control: also train a copy of the first row with other seeds, so that the report shows how
-            large a difference between two identical models looks.
+            large a difference the seeds alone can cause.
         tune: a config field and at least two values, such as `("train.learning_rate_scale", [0.5,
             1])`. For each row, the sweep trains a run with each value, and then uses the value with
             the lowest perplexity on the development set.
@@ -276,7 +277,8 @@ def launch_sweep(
         planned.store()
         if unscored := [run.name for run in open_trials(planned).runs]:
             raise SweepFailedError(f"these trials have no score: {', '.join(unscored)}")
-    # The trials of a row that diverged have just ended, so they are not retried again.
+    # If all trials of a row diverged, `runs` contains these trials. They have just ended, so do not
+    # train them again.
     launch_all(replace(planned, runs=[run for run in planned.runs if not run.is_trial]))
     return [read_status(run) for run in planned.runs]
 

@@ -63,7 +63,7 @@ def start_backend(cpu_threads: int | None = None) -> None:
 
     On a CPU, the rounding of a program can depend on the number of threads. `cpu_threads` is the
     number of threads of an existing run; the default is the number of cores that this process can
-    use. The environment variable PJRT_NPROC overrides both.
+    use. The environment variables PJRT_NPROC and NPROC override both.
 
     Raises:
         BackendError: a backend cannot start, or this process is a fork of one that uses JAX.
@@ -148,7 +148,10 @@ def _is_running() -> bool:
 
 
 def _set_gpu_flags() -> None:
-    """Add the missing `GPU_FLAGS` to XLA_FLAGS if JAX can use a GPU; XLA exits at unknown flags."""
+    """If JAX can use a GPU, add the missing `GPU_FLAGS` to XLA_FLAGS.
+
+    XLA exits if it does not recognize a flag.
+    """
     platforms = set((_setting("jax_platforms") or "gpu").split(","))
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     is_installed = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)

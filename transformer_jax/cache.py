@@ -13,14 +13,15 @@ from transformer_jax.progress import note
 def cache_folder(name: str) -> Path:
     """Return the path of the folder `name` in the user's cache; create the folder if necessary.
 
-    The cache is $TRANSFORMER_JAX_CACHE, or `transformer_jax` in $XDG_CACHE_HOME or ~/.cache, or in
-    the system's temporary directory if that is not writable.
+    The cache is $TRANSFORMER_JAX_CACHE or, by default, `transformer_jax` in $XDG_CACHE_HOME or
+    ~/.cache. If the default is not writable, the cache is a private folder in the system's
+    temporary directory.
     """
     if root := os.environ.get("TRANSFORMER_JAX_CACHE"):
         if URL.match(root):
             raise UsageError(
-                f"TRANSFORMER_JAX_CACHE is {root}, but the cache must be a local folder: omit the "
-                f"variable, and copy {root} to ~/.cache/transformer_jax before the command"
+                f"TRANSFORMER_JAX_CACHE is {root}, but the cache must be a local folder: unset the "
+                f"variable, and copy {root} to ~/.cache/transformer_jax before you run the command"
             )
         return _make_directory(local_path(root) / name)
     home = local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")

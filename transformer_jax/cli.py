@@ -87,7 +87,7 @@ def _usage() -> str:
     commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in summaries)
     return (
         f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n"
-        "transformer-jax COMMAND --help shows the options of a command, and --help-all shows all "
+        "transformer-jax COMMAND --help shows a command's main options, and --help-all shows all "
         "of them.\n--import FILE, which every command accepts, executes a Python file that "
         "registers parts.\ntransformer-jax completion {bash,zsh,fish} prints a script for a shell."
     )

@@ -314,7 +314,7 @@ def run_and_report(run: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[None]:
-    """Show a progress bar for each activity, or print it once if the output is not a terminal."""
+    """Show a progress bar for each activity or, outside a terminal, print its name once."""
     # Descriptions can contain file names, in which Rich would interpret brackets as markup.
     description = TextColumn("{task.description}", markup=False)
     columns = (description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

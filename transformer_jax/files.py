@@ -32,8 +32,8 @@ INVALID_JSON = (ValueError, TypeError, OverflowError, RecursionError)
 """The exceptions that parsing JSON and converting its values can raise, except for KeyError."""
 
 # Size limits in bytes, so that oversized malicious files are rejected before they are read.
-# `MAX_JSON_BYTES` also applies to checksum files. `MAX_METRICS_BYTES` is enough for the metrics of
-# 800,000 steps.
+# `MAX_JSON_BYTES` also applies to checksum files. `MAX_METRICS_BYTES` is enough for about
+# 200,000 reports.
 MAX_JSON_BYTES = 16 << 20
 MAX_METRICS_BYTES = 64 << 20
 MAX_VOCABULARY_BYTES = 256 << 20
@@ -85,7 +85,7 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 
 def _digest(content: Mapping[str, object]) -> str:
-    # Parse the fields, because JSON has neither tuples nor keys of other types.
+    # Convert the fields to JSON and back, which turns tuples into lists and keys into strings.
     fields = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
@@ -140,10 +140,10 @@ def unlock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, waits: bool = False) -> Iterator[bool]:
-    """Lock a folder itself, and yield False if another process holds the lock.
+    """Lock a folder itself; yield False if another process holds the lock, and True otherwise.
 
-    If `waits` is true, wait for the other process instead. Also yield True if the file system, such
-    as NFS, cannot lock folders.
+    If `waits` is true, wait for the other process instead of yielding False. If the file system
+    cannot lock folders, as with NFS, yield True without a lock.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     is_free = True
@@ -175,15 +175,15 @@ def is_stray(name: str) -> bool:
 
 
 def part_of_name(name: str) -> str:
-    """Return a part of a new file's name, such as another file's name, that is never in `STRAY`."""
+    """Convert a name to one that can be part of a new file's name without matching `STRAY`."""
     return re.sub(r"[^\w.]+", "_", name[:60])
 
 
 def is_file(path: Path) -> bool:
     """Return whether a path is a file. Raise a StorageError if this cannot be determined.
 
-    For example, the user may lack permission to read a folder. In contrast, `Path.is_file` would
-    return False, or raise an `OSError` if the name is too long.
+    For example, the user may lack permission to read a folder. In this case, `Path.is_file` returns
+    False in Python 3.14, and raises an `OSError` in earlier versions.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -326,8 +326,8 @@ def check_utf8(path: Path, advice: str) -> None:
 def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> None:
     """Check that a folder can be created, without changing an existing path.
 
-    The message of a UsageError contains the result of `advise(path)`, which defaults to advice to
-    choose another folder, and suggests a new path.
+    The message of a UsageError contains advice and a new path. `advise(path)` returns the advice;
+    the default is to choose another folder.
     """
     # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
     check_utf8(path, "choose another one")

@@ -36,7 +36,7 @@ def require_library(library: str) -> None:
 
 
 def import_optional(name: str, feature: str = "this feature") -> ModuleType:
-    """Import a module, or raise a UsageError that says how to install or why it is broken."""
+    """Import a module; raise a UsageError that says how to install it or why the import fails."""
     library = name.split(".")[0]
     try:
         return importlib.import_module(name)

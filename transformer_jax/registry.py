@@ -84,8 +84,8 @@ def register(field: str, name: str) -> Callable[[T], T]:
     notebook replaces the old one, so a notebook cell can run again.
 
     Raises:
-        ConfigError: the field does not select parts, the name is not valid, or this file or another
-            file has already registered the name.
+        ConfigError: the field does not select parts, the name is not valid, or the name is already
+            registered by this package, by another file, or elsewhere in this file.
     """
     return _register(field, name, sys._getframe(1))
 
@@ -104,7 +104,7 @@ def _register(field: str, name: str, frame: FrameType) -> Callable[[T], T]:
     old = parts.get(name)
     if old is not None and code is not None and old.module_code is code:
         raise ConfigError(
-            f"{field} {name!r} is registered twice in {caller.name}, in line {old.line} and in "
+            f"{field} {name!r} is registered twice in {caller.name}, on line {old.line} and on "
             f"line {line}: choose another name for one of the parts"
         )
     if is_foreign and (name in _reserved[field] or (old is not None and old.file != file)):
@@ -174,7 +174,7 @@ def check_registered(path: Path, described: Mapping[str, Mapping[str, object]]) 
         if part["name"] not in foreign_names(field):
             file = part.get("file")
             origin = (
-                "a notebook or script without a file registered: define it again first"
+                "was registered in a notebook or a terminal: define it again first"
                 if file is None
                 else f"{file} registers: import {file} first (on the command line: --import, "
                 "followed by its path)"

@@ -111,7 +111,7 @@ def test_two_files_cannot_register_the_same_name(tmp_path: Path) -> None:
 def test_a_file_that_registers_a_name_twice_is_one_error_with_both_lines(tmp_path: Path) -> None:
     file = write(tmp_path)
     file.write_text(file.read_text() * 2)
-    message = "'square' is registered twice in my_part.py, in line 4 and in line 10: choose another"
+    message = "'square' is registered twice in my_part.py, on line 4 and on line 10: choose another"
     with pytest.raises(UsageError, match=message):
         import_file(str(file))
 

@@ -55,7 +55,7 @@ def plot_positions(run: Run, *, num_positions: int | None = None, offset: int = 
     if not uses(config, "positions"):
         raise UsageError(
             f"{run.folder.path} has no positional encodings: its model.architecture is "
-            f"{config.architecture}, which reads one token after another"
+            f"{config.architecture}, which reads one token at a time"
         )
     if config.positions == "none":
         raise UsageError(f"{run.folder.path} does not encode positions (model.positions none)")

@@ -65,7 +65,7 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         if _is_path(*pair)
     }
     for key, value in paths.items():
-        # A command is frozen, and its fields cannot be replaced without checking its config.
+        # A command is frozen, so set its fields as its `__init__` method does.
         object.__setattr__(command, key, value)
     for key, (_, metadata) in fields.items():
         if Positional in metadata and getattr(command, key) in ("", ()):

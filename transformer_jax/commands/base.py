@@ -59,8 +59,8 @@ class ConfigCommand(abc.ABC):
     def select(self, rows: dict[str, Row], loaded: Mapping[str, Row]) -> dict[str, Row]:  # noqa: ARG002
         """Return the rows that the command uses.
 
-        `loaded` are the rows that `load_rows` returned, and `rows` are the same rows with the
-        command-line options applied.
+        `loaded` contains the rows that `load_rows` returned, and `rows` contains the same rows with
+        the command-line options applied.
         """
         return rows
 

@@ -128,9 +128,7 @@ class Evaluate(EnsembleCommand):
             option = as_option(name)
             if not self.grid:
                 raise UsageError(f"{option} needs --grid")
-            raise UsageError(
-                f"--grid cannot be combined with {option}, only with --step and --split"
-            )
+            raise UsageError(f"--grid cannot be combined with {option}: omit one of them")
 
     def _run_grid(self) -> None:
         folder = RunFolder.open(Path(self.run_folder))

@@ -26,8 +26,9 @@ from transformer_jax.errors import UsageError
 
 Command = type[ConfigCommand] | type[PathCommand]
 # tyro completes commands and options. Complete other words with the names of shipped configs if the
-# command expects a config, and with file names otherwise. The other shells run this script, too: in
-# tyro's own scripts, zsh completes no values, and the command line for fish is too long for Linux.
+# command expects a config, and with file names otherwise. The other shells run this script, too:
+# tyro's own script for zsh does not complete values, and its command line for fish is too long for
+# Linux.
 BASH = """
 _transformer_jax() {{
   local word

@@ -64,9 +64,9 @@ class CheckpointCommand(PathCommand):
     run_folder: RunArgument
     """A run's folder."""
     average_checkpoints: int | None = None
-    """Average the parameters of the last N scheduled checkpoints. If N is 1, use only the latest
-    checkpoint. Default: the run's decode.average_checkpoints, or all scheduled checkpoints if there
-    are fewer."""
+    """Average the parameters of the last N scheduled checkpoints. If N is 1, use one checkpoint,
+    which can be unscheduled. Default: the run's decode.average_checkpoints, or all scheduled
+    checkpoints if there are fewer."""
     step: int | None = None
     """The step of the checkpoint to load, or of the last checkpoint to average. Default: the
     latest."""
@@ -143,7 +143,8 @@ class Translate(EnsembleCommand):
     empty line has no effect."""
     sample: FlagCreatePairsOff[bool] = False
     """Draw translations at random instead of searching; with --n-best N, draw N samples of each
-    line. A sample depends only on its line, its number, and these options."""
+    line. A sample depends only on the text of its line, its number among the line's samples, and
+    these options."""
     mbr: Annotated[int | None, arg(metavar="N")] = None
     """Draw N samples of each line, and print the sample with the minimum Bayes risk, which is the
     one with the highest mean chrF against all samples."""

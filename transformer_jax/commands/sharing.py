@@ -119,7 +119,8 @@ class Export(CheckpointCommand):
         if self.quantization == "float32" and not result.is_close:
             raise VerificationFailedError(
                 f"{out} was written, but translates differently from the run: {result}; at least "
-                f"{MIN_EQUAL:.0%} must be equal, and the difference at most {MAX_SCORE_DIFFERENCE}"
+                f"{MIN_EQUAL:.0%} of translations must be equal, and scores may differ by at most "
+                f"{MAX_SCORE_DIFFERENCE}"
             )
         return str(result)
 

@@ -62,11 +62,11 @@ class Sweep(ConfigCommand):
     """Number of random seeds per row. A single seed is not enough to show that rows differ."""
     control: FlagCreatePairsOff[bool] = False
     """Also train a copy of the first row with other seeds. The report then shows
-    how large a difference between two identical models looks."""
+    how large a difference the seeds alone can cause."""
     tune: Annotated[tuple[str, ...], arg(metavar="FIELD VALUE VALUE...")] = ()
     """Choose the value of a field, such as `train.learning_rate_scale 0.5 1 2`, for each row. Each
-    row gets one trial for each value. The trial with the lowest perplexity on the development set
-    determines the value that the row's other runs use. Trials have their own seeds."""
+    row gets --tune-seeds trials for each value. The row's other runs use the value whose trials
+    have the lowest perplexity on the development set. Trials have their own seeds."""
     tune_seeds: int = 1
     """Number of trials for each value of --tune and each row."""
     out: Annotated[Path | None, arg(metavar="SWEEP")] = None
@@ -306,7 +306,8 @@ class Sweep(ConfigCommand):
 
 
 def _explain_trials(part: "plan.Sweep") -> None:
-    # Next to other runs, trials are those of a row that diverged with every value.
+    # If the part also contains other runs, its trials are those of rows that diverged with every
+    # value.
     if all(run.is_trial for run in part.runs):
         stdout.print("when the trials have ended, repeat this command to train the rows")
 

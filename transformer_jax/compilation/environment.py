@@ -1,4 +1,7 @@
-"""Environment variables for compiling programs without the target's devices, and without JAX."""
+"""Environment variables for compiling programs without the target's devices.
+
+This module does not import JAX.
+"""
 
 import os
 import re

@@ -151,8 +151,8 @@ def find_largest_batch(
 ) -> tuple[int, StepProgram] | None:
     """Find the largest `data.batch_tokens` for which full batches of this bucket fit in memory.
 
-    Return the number of tokens, within 5% or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the largest
-    that fits, and the program; or None.
+    Return the number of tokens and the program, or None if no batch fits. The number is within 5%
+    or lcm(`ROW_MULTIPLE`, `num_devices`) rows of the largest one that fits.
     """
     width = max(bucket.source, bucket.target)
     # The number of rows must be a multiple of this number.

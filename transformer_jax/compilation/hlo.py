@@ -43,7 +43,7 @@ class Collectives:
     dtype: str
     """XLA's name for the data type, such as "bf16"."""
     count: int
-    """The number of collectives that a step runs, with one iteration of loops of unknown length."""
+    """The number of collectives in a step, if each loop of unknown length has one iteration."""
     bytes: int
     """The total size of the collectives' results, in bytes."""
 

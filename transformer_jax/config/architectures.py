@@ -1,4 +1,4 @@
-"""Check that a model changes only the defaults of fields that its architecture uses."""
+"""Check that a model sets only fields that its architecture uses."""
 
 from transformer_jax.config.sections import ADDED_POSITIONS, ModelConfig
 from transformer_jax.config.validation import UsedBy, annotations, part_fields

@@ -90,7 +90,7 @@ def run_name(spec: str) -> str:
 
 
 def merge_rows(loaded: Iterable[tuple[str, Mapping[str, Row]]]) -> dict[str, Row]:
-    """Return the rows of several config files, of which each is given as its spec and its rows.
+    """Combine the rows of several config files, given as pairs of a spec and the file's rows.
 
     A row without a name is named after its file.
 
@@ -150,7 +150,7 @@ def check_not_importing(function: str) -> None:
 
 
 def import_inherited() -> None:
-    """Import the files that the parent process imported, and those that the user listed."""
+    """Import the files that the parent process or the user listed in the variable `IMPORTS`."""
     files = imported_files()
     os.environ.pop(IMPORTS, None)
     for file in files:
@@ -158,7 +158,7 @@ def import_inherited() -> None:
 
 
 def import_arguments() -> list[str]:
-    """Return the command-line arguments that import the same files."""
+    """Return the command-line arguments that import the files that this process imported."""
     folder = Path.cwd()
     files = (f.relative_to(folder) if f.is_relative_to(folder) else f for f in imported_files())
     return [word for file in files for word in ("--import", str(file))]

@@ -1,6 +1,6 @@
 """Apply the same change to all rows in an ablation, while preserving the differences between rows.
 
-To keep the command line fast, this module imports only `config` from this package.
+To keep the command line fast, this module imports only `config` and `errors` from this package.
 """
 
 import ast
@@ -49,11 +49,11 @@ def parse_value(field: str, text: str) -> FieldValue:
         value = None if text.lower() == "none" else text
     elif form is not str and text not in getattr(form, "__args__", ()):
         named = {"true": True, "false": False, "none": None}
-        # `literal_eval` raises the last three for "{[]: 1}" and for many signs, such as "---1".
+        # `literal_eval` raises the last three for "{[]: 1}" and for thousands of signs.
         errors = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
         with contextlib.suppress(*errors):
             found = named[text.lower()] if text.lower() in named else ast.literal_eval(text)
-            # Names contain values, so a list is not a value.
+            # The name of a row contains its values, so do not accept lists.
             value = found if isinstance(found, FieldValue) else text
     return normalize_value(field, value)
 
@@ -61,7 +61,7 @@ def parse_value(field: str, text: str) -> FieldValue:
 def normalize_value(field: str, value: FieldValue) -> FieldValue:
     """Return a field's value; convert an integer to a float if the field can be a float.
 
-    Names contain values, so equal values must have the same form.
+    The name of a row contains its values, so equal values must have the same form.
     """
     form = _field_type(field)
     is_real = form is float or float in getattr(form, "__args__", ())
@@ -90,7 +90,7 @@ def grid_rows(row: Row, grid: Sequence[str]) -> dict[str, Row]:
             raise ConfigError("train.seed cannot be in a grid: each row has --seeds runs")
         choices[field] = list(dict.fromkeys(parse_value(name, x) for x in values.split(",")))
     if (count := math.prod(map(len, choices.values()))) > MAX_ROWS:
-        raise ConfigError(f"the grid has {count:,} combinations, but at most {MAX_ROWS:,} work")
+        raise ConfigError(f"the grid has {count:,} combinations, but the maximum is {MAX_ROWS:,}")
     rows: dict[str, Row] = {}
     for values in itertools.product(*choices.values()):
         changes = dict(zip(choices, values, strict=True))

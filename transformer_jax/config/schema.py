@@ -47,7 +47,7 @@ MIN_STEP_SECONDS = 4e-3
 FLOPS_PER_SECOND = 250e12
 # If there are k shapes, about 0.7 k^-0.8 of all positions in Multi30k's batches are padding.
 PADDING_FACTOR, PADDING_EXPONENT = 0.7, -0.8
-# `train.base_width` knows how the parameters of these parts depend on the width.
+# `train.base_width` allows only these values, because its scaling rules do not cover other parts.
 ALLOWED_WITH_BASE_WIDTH = {
     ("train", "optimizer"): ("adam", "adamw", "lion"),
     ("model", "architecture"): ("transformer",),
@@ -168,7 +168,10 @@ class Config(NamedFields):
         return self.change(**sections)
 
     def with_batch_shapes(self, shapes: int | None = None) -> Self:
-        """Return a copy with `shapes` or a chosen number, unless `data.max_batch_shapes` is set."""
+        """Return a copy in which `data.max_batch_shapes` is set.
+
+        If it is not set yet, use `shapes` or, by default, the result of `choose_num_shapes`.
+        """
         if self.data.max_batch_shapes is not None:
             return self
         return self.change(data={"max_batch_shapes": shapes or choose_num_shapes(self)})

@@ -312,9 +312,9 @@ class DataConfig(ConfigSection):
     """For `number_words`: each line contains 1 to N numbers, separated by semicolons."""
     max_digits: Annotated[int | None, between(5, 6)] = None
     """For `number_words`: numbers have 1 to N digits (N is 5 or 6), and all digit counts are
-    equally likely. The test and development lines never occur in training. If each line contains
-    one number, training repeats short numbers. Default: all numbers below a million are equally
-    likely, so 90% of them have six digits."""
+    equally likely in training. The test and development lines never occur in training. If each line
+    contains one number, training repeats short numbers. Default: all numbers below a million are
+    equally likely, so 90% of them have six digits."""
     # When a run resumes, the files may have moved, but their text must be the same.
     train: Annotated[tuple[str, str] | None, ON_RESUME] = None
     """For `text`: the source file and target file of the training set (UTF-8, plain or compressed
@@ -324,8 +324,8 @@ class DataConfig(ConfigSection):
     """For `text`: the development set, in the same format as data.train. Training evaluates the
     model on this set."""
     test: Annotated[tuple[str, str] | None, ON_RESUME] = None
-    """For `text`: the test set, in the same format as data.train. Only the evaluate command uses
-    this set."""
+    """For `text`: the test set, in the same format as data.train. Training does not evaluate the
+    model on this set."""
     folder: Annotated[str | None, ON_RESUME] = None
     """For `text`: the folder that file names are relative to. Default: $TRANSFORMER_JAX_DATA or, if
     that variable is not set, the working directory. For `trees`: the treebank's folder, which has
@@ -378,8 +378,8 @@ class DataConfig(ConfigSection):
     max_batch_shapes: Annotated[int | None, between(1, MAX_BATCH_SHAPES)] = None
     """Maximum number of batch shapes. XLA compiles a training step for each shape. Fewer shapes
     take less time to compile but need more padding. Default: the number that minimizes the expected
-    training time, which depends on train.steps, data.batch_tokens, and the model's size. A run
-    keeps the number that it started with."""
+    training time, given train.steps, data.batch_tokens, and the model's size. A run keeps the
+    number that it started with."""
 
     name = "data"
 
@@ -446,7 +446,8 @@ class TrainConfig(ConfigSection):
     """The step at which `cosine` and `warmup_stable_decay` reach 0. Default: train.steps, which
     then cannot change when the run resumes."""
     decay_fraction: Annotated[float, PROBABILITY, NUMBER] = 0.2
-    """The fraction of all steps during which `warmup_stable_decay` decays (Haegele et al. 2024)."""
+    """The fraction of train.decay_steps during which `warmup_stable_decay` decays (Haegele et al.
+    2024)."""
     optimizer: Annotated[
         str, PartName("adam", "adamw", "lion", "adafactor", "muon", "schedule_free")
     ] = "adam"

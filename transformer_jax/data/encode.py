@@ -247,7 +247,10 @@ def open_encoder(setup: bytes) -> Callable[[bytes], bytes]:
 def encode_chunk(
     vocabulary: Vocabulary, config: DataConfig, is_filtered: bool, chunk: Chunk
 ) -> Encoded:
-    """Encode pairs of lines. If `is_filtered` is true, drop unsuitable pairs and skip merges."""
+    """Encode pairs of lines.
+
+    If `is_filtered` is true, drop unsuitable pairs and apply the configured BPE-dropout.
+    """
     first, pairs = chunk
     num_pairs, outcome, content = len(pairs), Counter[str](), dict[tuple[str, str], bytes]()
     if is_filtered:

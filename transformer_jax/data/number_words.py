@@ -11,9 +11,9 @@ from transformer_jax.data.splits import SPLITS, Split
 
 # English numbers can contain commas: 900,200 is nine hundred thousand, two hundred.
 SEPARATOR = "; "
-# For each training number, the number of digits below the thousands, without leading zeros, is
-# drawn from this tuple. If all numbers were equally likely, "ten thousand and one" would be too
-# rare to learn.
+# For each training number of 1,000 or more, the number of digits below the thousands, without
+# leading zeros, is drawn from this tuple. If all numbers were equally likely, "ten thousand and
+# one" would be too rare to learn.
 LAST_DIGITS = (0, 1, 2, 3, 3, 3)
 
 
@@ -26,7 +26,8 @@ class NumberWords:
     contain 1, 2, ..., `max_numbers_per_line` numbers, and then the cycle repeats.
 
     If `max_digits` is None, all numbers below a million are equally likely, and no number occurs
-    twice. Otherwise, all digit counts are equally likely. Few numbers are short, so numbers repeat:
+    twice. Otherwise, all digit counts are equally likely in training. Few numbers are short, so
+    numbers repeat:
 
     - If each line contains one number, training lines repeat short numbers, but they never contain
       a number from the test or dev split.

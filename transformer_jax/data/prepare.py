@@ -6,8 +6,8 @@
         files of `encode`    tokens and lengths; lines of dev and test
 
 Text is read in chunks, so memory use does not grow with the size of the text. If preparation
-is interrupted, it resumes where it stopped. The first use of a cached corpus in a process compares
-all digests. A damaged corpus is encoded again.
+is interrupted, it resumes where it stopped. When a process first uses a cached corpus, it checks
+the corpus's fingerprint. A damaged corpus is encoded again.
 """
 
 import hashlib
@@ -120,7 +120,11 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
 def find_prepared(
     config: DataConfig, vocabulary: Vocabulary, fingerprint: str, *, verify_text: bool = False
 ) -> Prepared:
-    """Load a run's data; encode it again if it is not in the cache or `verify_text` is true."""
+    """Load a run's data from the cache or, if it is not there, encode the text again.
+
+    If `verify_text` is true, read the text even if its data is in the cache, and check that the
+    text has not changed.
+    """
     if not verify_text:
         # Only the names of unfinished corpora and lock files have a suffix.
         for folder in sorted(x for x in cache_folder("corpora").iterdir() if not x.suffix):

@@ -123,7 +123,11 @@ class TextFiles(FileCorpus):
         super().__init__(" + ".join(path.name for path in paths["train"]), paths)
 
     def note_mistakes(self) -> None:
-        """Issue notes if the first lines contain markup, or if splits start with the same pairs."""
+        """Issue a note about each likely mistake at the start of the files.
+
+        The mistakes are markup, sources that equal their targets, and splits that start with the
+        same pairs.
+        """
         heads = {
             split: [list(itertools.islice(read_lines(path), NUM_CHECKED_LINES)) for path in paths]
             for split, paths in self._paths.items()
@@ -197,8 +201,8 @@ def _check_regular_file(path: Path) -> Path:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise DataError(
-            f"there is no file {path}: relative names start from the working directory, from "
-            "$TRANSFORMER_JAX_DATA, or from ",
+            f"there is no file {path}: to read relative paths from another folder, set "
+            "TRANSFORMER_JAX_DATA or use ",
             Setting("data.folder", "FOLDER"),
         ) from error
     except OSError as error:

@@ -6,8 +6,8 @@ Encoding and then decoding a line returns the same line, with these exceptions:
 2. "▁" (U+2581), which SentencePiece uses for a space, becomes a space;
 3. leading and trailing spaces are removed;
 4. a run of characters that do not occur in the training text becomes " ⁇ ", which begins and ends
-   with a space.
-5. `data.normalization` replaces characters (see `normalization`).
+   with a space;
+5. characters change if `data.normalization` replaces them (see `normalization`).
 """
 
 import contextlib

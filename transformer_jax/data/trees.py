@@ -78,7 +78,7 @@ class _Builder:
         else:
             node = self.open[-1]
             if node.slot is not None:
-                raise ValueError(f"the word {symbol!r} follows a bracket, instead of a label")
+                raise ValueError(f"the word {symbol!r} follows a bracket, not a label")
             if node.label is None:
                 node.label = symbol
             else:

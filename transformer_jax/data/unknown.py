@@ -12,7 +12,7 @@ from transformer_jax.special_tokens import UNKNOWN
 
 # If more than this fraction of the tokens are unknown, the text is probably of the wrong kind.
 MANY_UNKNOWN = 0.03
-# The maximum numbers of lines to search for examples and of examples to include in a note.
+# The maximum number of lines to search for examples, and the maximum number of examples in a note.
 MAX_SEARCHED = 1000
 MAX_EXAMPLES = 4
 
@@ -35,8 +35,8 @@ def note_unknown(
         tokenizer, [lines[i] for i in affected[:MAX_SEARCHED]] if lines else []
     )
     advice = (
-        "; this is so much that the language, the encoding, or the whitespace may be wrong (see "
-        "data.normalization)"
+        "; with a share this large, the language, the encoding, or the whitespace may be wrong "
+        "(see data.normalization)"
         if share > MANY_UNKNOWN
         else ""
     )

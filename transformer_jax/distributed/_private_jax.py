@@ -4,8 +4,8 @@ JAX may move or remove these APIs in any release. If an API is missing,
 `tests/unit/distributed/test_private_jax.py` fails and names it.
 
 The public `jax.experimental.multihost_utils` also offers a barrier and a broadcast, but these
-functions run in C++ on the devices. While a process waits for the devices, it cannot handle signals
-or send heartbeats, and it is aborted if the wait exceeds the collective's timeout.
+functions run collectives on the devices. A process waits for the devices in C++, where it cannot
+handle signals or send heartbeats, and it is aborted if the wait exceeds the collective's timeout.
 """
 
 import logging

@@ -46,7 +46,7 @@ class FailurePropagation:
         self._send(GOODBYE)
 
     def close(self) -> None:
-        """Ignore closed connections, once all processes have called `leave`."""
+        """Ignore connections that close from now on. All processes must have called `leave`."""
         self._is_closed = True
 
     def end(self, error: BaseException) -> NoReturn:

@@ -324,7 +324,7 @@ def test_a_part_of_a_notebook_must_be_defined_again(tmp_path: Path) -> None:
     config = CONFIG.change(model={"activation": "twice"})
     run = RunFolder.create(tmp_path / "run", config, Vocabulary.share(TOKENIZER), "f1a9")
     del registry._parts["model.activation"]["twice"]
-    rule = "a notebook or script without a file registered: define it again first$"
+    rule = "was registered in a notebook or a terminal: define it again first$"
     with pytest.raises(UsageError, match=f"uses model.activation 'twice', which {rule}"):
         RunFolder.open(run.path)
 

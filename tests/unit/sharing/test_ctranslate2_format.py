@@ -107,8 +107,8 @@ def test_only_a_model_in_float32_must_translate_as_the_run(
     assert "verified" not in output.out
     assert output.err.endswith(
         "was written, but translates differently from the run: 3 of 20 translations are equal; "
-        "largest score difference 9.0e+00; at least 90% must be equal, and the difference at most "
-        "0.05\n"
+        "largest score difference 9.0e+00; at least 90% of translations must be equal, and scores "
+        "may differ by at most 0.05\n"
     )
     assert main([*arguments, str(tmp_path / "int8"), "--quantization", "int8"]) == 0
     assert "\ncompared: 3 of 20 translations are equal;" in capsys.readouterr().out
