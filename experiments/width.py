@@ -179,7 +179,9 @@ def measure(
     """
     if seeds < 1:
         raise UsageError(f"--seeds must be positive, got {seeds}")
-    if not widths or any(width < 4 or width % 4 for width in widths):
+    if not widths:
+        raise UsageError("--widths needs a value")
+    if any(width < 4 or width % 4 for width in widths):
         raise UsageError(f"--widths must be multiples of 4, got {' '.join(map(str, widths))}")
     start_backend()
     stdout.print(to_markdown(rate_table(widths, seeds) if rates else check_table(widths)))

@@ -82,8 +82,8 @@ def train(
     Raises:
         UsageError: the folder already exists, or contains a run with a different config.
         DataError: the text cannot be used.
-        DivergedError: the loss or gradient was not finite in several consecutive steps, or the
-            perplexity on the development set is not finite.
+        DivergedError: the loss or gradient was not finite in several consecutive steps, or a score
+            on the development set is not finite.
         OutOfMemoryError: the device does not have enough memory.
         BackendError: JAX cannot start.
         RunInterrupted: a signal, such as Ctrl-C, ended training. The run can be resumed.

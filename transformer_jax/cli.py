@@ -88,7 +88,7 @@ def _usage() -> str:
     return (
         f"usage: transformer-jax COMMAND ...\n\n{commands}\n\n"
         "transformer-jax COMMAND --help shows a command's main options, and --help-all shows all "
-        "of them.\n--import FILE, which every command accepts, executes a Python file that "
+        "options.\n--import FILE, which every command accepts, executes a Python file that "
         "registers parts.\ntransformer-jax completion {bash,zsh,fish} prints a script for a shell."
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from experiments import dev_and_test, rebuild_report, recurrence
+from experiments import dev_and_test, rebuild_report, recurrence, width
 from experiments.benchmark import __main__ as benchmark
 from experiments.paper import __main__ as paper
 from experiments.positions import __main__ as positions
@@ -25,8 +25,15 @@ POSITIONS = "python -m experiments.positions"
         (positions.main, ["a", "b"], f"{POSITIONS} got an unexpected argument 'b'"),
         (recurrence.main, ["a", "--bleu", "b"], "--bleu must be a number, got 'b'"),
         (benchmark.main, [], f"{BENCHMARK} needs one of train, decode, input"),
-        (benchmark.main, ["training"], f"{BENCHMARK} got an unexpected argument 'training'"),
-        (benchmark.main, ["compare"], f"{BENCHMARK} needs before, after"),
+        (benchmark.main, ["training"], "compare, got 'training'; did you mean 'train'?"),
+        (
+            benchmark.main,
+            ["compare"],
+            f"compare needs before, after; see {BENCHMARK} compare",
+        ),
+        (benchmark.main, ["train", "--resume", "x"], "unknown option --resume\n"),
+        (benchmark.main, ["train", "--sets", "x"], "unknown option --sets; did you mean --set?"),
+        (width.main, ["--widths"], "--widths needs a value"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(

@@ -98,31 +98,30 @@ def parse_program(
         UsageError: The arguments are invalid.
     """
     words = sys.argv[1:] if words is None else words
-    targets = target.values() if isinstance(target, Mapping) else [target]
-    options = [option for one in targets for option in _program_options(one)]
-    names = list(target) if isinstance(target, Mapping) else []
-    missing = partial(_missing_in_program, prog, names)
+    if isinstance(target, Mapping):
+        if words and words[0] in target:
+            return parse_program(f"{prog} {words[0]}", target[words[0]], words[1:])
+        if not words or words[0] not in ("-h", "--help"):
+            got = f", got {words[0]!r}{did_you_mean(words[0], list(target))}" if words else ""
+            raise UsageError(f"{prog} needs one of {', '.join(target)}{got}")
+        return tyro.extras.subcommand_cli_from_dict(dict(target), prog=prog, args=words)
+    options = list(_program_options(target))
+    missing = partial(_missing_in_program, prog)
     hook = partial(_report, name=prog, words=words, options=options, missing=missing)
     with tyro_errors.on_parse_error(hook):
-        if isinstance(target, Mapping):
-            return tyro.extras.subcommand_cli_from_dict(dict(target), prog=prog, args=words)
         return tyro.cli(target, prog=prog, args=words)
 
 
 def _program_options(target: Callable[..., object]) -> Iterator[str]:
+    hints = get_type_hints(target, include_extras=True)
     for key in inspect.signature(target).parameters:
-        hint = get_type_hints(target, include_extras=True)[key]
-        if Positional not in getattr(hint, "__metadata__", ()):
-            yield as_option(key)
+        metadata = getattr(hints[key], "__metadata__", ())
+        if Positional not in metadata and Suppress not in metadata:
+            names = (getattr(item, "name", None) for item in metadata)
+            yield as_option(next(filter(None, names), key))
 
 
-def _missing_in_program(
-    prog: str,
-    subcommands: Sequence[str],
-    event: tyro_errors.MissingArgs | tyro_errors.MissingSubcommand,
-) -> UsageError:
-    if isinstance(event, tyro_errors.MissingSubcommand):
-        return UsageError(f"{prog} needs one of {', '.join(subcommands)}")
+def _missing_in_program(prog: str, event: tyro_errors.MissingArgs) -> UsageError:
     names = ", ".join(missing.arg.display_name() for missing in event.missing_arguments)
     return UsageError(f"{prog} needs {names}; see {prog} --help")
 
@@ -221,11 +220,11 @@ def _report(
     name: str,
     words: Sequence[str],
     options: Sequence[str],
-    missing: Callable[[tyro_errors.MissingArgs | tyro_errors.MissingSubcommand], UsageError],
+    missing: Callable[[tyro_errors.MissingArgs], UsageError],
 ) -> NoReturn:
     """Raise a UsageError that describes one of tyro's errors."""
     match event:
-        case tyro_errors.MissingArgs() | tyro_errors.MissingSubcommand():
+        case tyro_errors.MissingArgs():
             raise missing(event)
         case tyro_errors.BadValue(argument=argument):
             raise UsageError(f"{_name_of(argument, words)} needs a value")

@@ -286,8 +286,8 @@ def _describe_agreement(results: Results) -> list[str]:
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
-                    f"the paper in {same} of {rows} rows. For comparison, {worse} signs would "
-                    f"match if every row were worse than {results.base.name}."
+                    f"the paper in {same} of {rows} rows. For comparison, this number would be "
+                    f"{worse} if every row were worse than {results.base.name}."
                 )
             if (ranks := rank_correlation(differences)) is not None:
                 interval = rank_correlation_interval(ranks[0], len(differences))

@@ -76,10 +76,13 @@ def test_an_answer_says_that_welchs_interval_does_not_confirm_a_verdict(tmp_path
     assert "with Welch" not in answer(results, "worse")
     # The other rows vary less, so the pooled standard deviation is too small for the row "worse".
     shifts = {"base": (0, 0.02, -0.02), "worse": (-0.05, 0.05, 0), "equal": (0.02, 0, -0.02)}
+
+    def shift(name: str) -> dict[int, float]:
+        return {i: PERPLEXITIES[name] * math.exp(x) for i, x in enumerate(shifts[name])}
+
     rows = {
-        name: replace(row, scores={**row.scores, "perplexity": noisy})
+        name: replace(row, scores={**row.scores, "perplexity": shift(name)})
         for name, row in results.rows.items()
-        if (noisy := {i: PERPLEXITIES[name] * math.exp(x) for i, x in enumerate(shifts[name])})
     }
     noisy = answer(replace(results, rows=rows), "worse")
     assert "%]), but Welch's interval includes 0; " in noisy
