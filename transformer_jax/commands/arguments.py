@@ -55,8 +55,13 @@ def parse(name: str, command_type: type[T], words: Sequence[str]) -> T:
         raise UsageError(f"unexpected argument {word!r}: write {as_option(option)} {value}")
     default = make_default(command_type)
     options = list(list_options(command_type))
-    missing = partial(_missing, name, command_type)
-    hook = partial(_report, name=name, words=words, options=options, missing=missing)
+    hook = partial(
+        _report,
+        name=name,
+        words=words,
+        options=options,
+        missing=lambda _: _missing(name, command_type),
+    )
     with tyro_errors.on_parse_error(hook):
         command = tyro.cli(command_type, args=words, prog=name, default=default)
     paths = {
@@ -263,7 +268,7 @@ def _name_of(argument: "ArgumentDefinition", words: Sequence[str]) -> str:
     return next((name for name in names if name in given_options(words)), names[-1])
 
 
-def _missing(name: str, command_type: type, _: object = None) -> UsageError:
+def _missing(name: str, command_type: type) -> UsageError:
     positional = (pair for _, pair in annotations(command_type).values() if Positional in pair)
     metavars = [getattr(m, "metavar", None) for metadata in positional for m in metadata]
     usage = " ".join(filter(None, (name, *metavars, "[OPTIONS]")))
