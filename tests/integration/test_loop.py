@@ -305,7 +305,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     ("log_every", "last"), [(100, 16), pytest.param(1, 15, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.exhaustive
-@pytest.mark.trials("gradients that are not finite")
+@pytest.mark.trials("losses or gradients that are not finite")
 def test_ten_skipped_steps_in_a_row_end_the_run_and_their_pairs_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_every: int, last: int
 ) -> None:
