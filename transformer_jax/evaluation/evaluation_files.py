@@ -119,7 +119,7 @@ def find_result(
         return None
     try:
         _, references = read_translations(path)
-    except (OSError, UnicodeDecodeError, StorageError):
+    except StorageError:
         return None
     tokenizer = choose_tokenizer(bleu_tokenizer(folder.config.data), references)
     settings["bleu_signature"] = bleu_signature(tokenizer)

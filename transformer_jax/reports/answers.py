@@ -63,7 +63,8 @@ def _describe_control(results: Results, name: str, split: ScoredSplit) -> str:
     if not significant:
         return sentence
     labels = " and ".join(significant)
-    return f"{sentence} The interval for {labels} excludes 0, as at most 5% of such intervals do."
+    verb = "interval for {} excludes" if len(significant) == 1 else "intervals for {} exclude"
+    return f"{sentence} The {verb.format(labels)} 0, as at most 5% of such intervals do."
 
 
 def answer(results: Results, name: str) -> str:
@@ -149,13 +150,14 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
     seeds, low, high = found
     return (
         f"To show that a row and {results.base.name} have equal {LABELS[score]} on the "
-        f"{_name(split)} set (within {_margin(score)}), each row needs at least {seeds:,} seeds "
-        f"(95% interval: {low:,} to {high:,}); {results.base.name} has "
+        f"{_name(split)} set (within {describe_margin(score)}), each row needs at least "
+        f"{seeds:,} seeds (95% interval: {low:,} to {high:,}); {results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )
 
 
-def _margin(score: PaperScore) -> str:
+def describe_margin(score: PaperScore) -> str:
+    """Return the largest difference that counts as equal, such as "0.2 BLEU"."""
     return f"{MARGINS[score]:g} {'ln ' if score == 'perplexity' else ''}{LABELS[score]}"
 
 
@@ -184,7 +186,7 @@ def _compare_claims(results: Results, score: PaperScore, split: ScoredSplit) -> 
     parts = []
     for is_above, found in verdicts.items():
         if found:
-            size = f"{'exceeds' if is_above else 'is at most'} {_margin(score)}"
+            size = f"{'exceeds' if is_above else 'is at most'} {describe_margin(score)}"
             counts = [(found.count(x), words) for x, words in WORDS.items() if x in found]
             listed = ", ".join(f"{n} {words[n > 1]}" for n, words in counts)
             rows = f"{len(found)} rows" if len(found) > 1 else "one row"
@@ -215,7 +217,8 @@ def _describe(comparison: RowComparison, score: PaperScore) -> str:
     """Return the difference and its interval, in percent for perplexity and in points for BLEU."""
     values = [comparison.difference or 0.0, *(comparison.interval or ())]
     if score == "perplexity":
-        difference, *ends = (f"{math.expm1(x):+.1%}" for x in values)
+        # Larger differences cannot be written as a percentage.
+        difference, *ends = (f"{math.expm1(min(x, 700.0)):+.1%}" for x in values)
     else:
         difference, *ends = (f"{x:+.2f}" for x in values)
     return f"{difference} [{', '.join(ends)}]" if ends else f"{difference}, no interval"

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from transformer_jax.config import Config, DataConfig, TrainConfig
 from transformer_jax.data.splits import Split
 from transformer_jax.files import read_json_if_valid
-from transformer_jax.reports.answers import describe_reach
+from transformer_jax.reports.answers import describe_margin, describe_reach
 from transformer_jax.reports.results import MARGINS, Results, config_as_trained
 from transformer_jax.reports.seed_statistics import (
     CONFIDENCE,
@@ -286,8 +286,9 @@ def _describe_agreement(results: Results) -> list[str]:
             if rows:
                 notes.append(
                     f"In this report ({name}), the difference in {label} has the same sign as in "
-                    f"the paper in {same} of {rows} rows. For comparison, this number would be "
-                    f"{worse} if every row were worse than {results.base.name}."
+                    f"the paper in {same} of the {rows} rows whose difference in the paper exceeds "
+                    f"{describe_margin(score)}. For comparison, this number would be {worse} if "
+                    f"every row were worse than {results.base.name}."
                 )
             if (ranks := rank_correlation(differences)) is not None:
                 interval = rank_correlation_interval(ranks[0], len(differences))

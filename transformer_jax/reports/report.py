@@ -44,6 +44,7 @@ from transformer_jax.reports.results import (
 from transformer_jax.reports.seed_statistics import Interval, format_mean, format_p, format_score
 from transformer_jax.reports.tables import MISSING, Table
 from transformer_jax.runs.metrics_file import is_number
+from transformer_jax.sweeps.plan import find_tuned
 
 Column = Callable[[Results, RowResult], str]
 SPECS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
@@ -157,7 +158,9 @@ SCORES: dict[str, Column] = {
     "row": lambda _, row: row.name,
     "change": lambda r, row: (row.change or r.base.name) + ", other seeds" * row.is_control,
     "tuned": lambda r, row: (
-        str(r.sweep.tuning.chosen.get(row.name, MISSING)) if r.sweep.tuning else MISSING
+        str(r.sweep.tuning.chosen.get(find_tuned(r.sweep.rows, row.name), MISSING))
+        if r.sweep.tuning
+        else MISSING
     ),
     "parameters": lambda _, row: f"{row.parameters:,}",
     "FLOPs": lambda _, row: _format(row.flops and row.flops[0], ".1e"),

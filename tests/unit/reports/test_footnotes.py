@@ -159,7 +159,8 @@ def test_footnotes_compare_signs_with_the_paper_and_name_missing_runs(folder: Pa
     text = (folder / "table.md").read_text()
     assert (
         "In this report (s), the difference in dev perplexity has the same sign as in the paper in "
-        "2 of 3 rows. For comparison, " in text
+        "2 of the 3 rows whose difference in the paper exceeds 0.01 ln perplexity. For comparison, "
+        in text
     )
     assert re.search(r"this number would be \d+ if every row were worse than base\.", text)
     assert "Pooled standard deviations between seeds: " in text

@@ -75,6 +75,13 @@ def test_rows_are_compared_by_the_logarithm_of_perplexity(results: Results) -> N
     assert results.compare("better", "perplexity").difference == pytest.approx(expected)
     assert results.paper_difference("better", "perplexity") == pytest.approx(math.log(4.66 / 4.92))
     assert results.paper_difference("better", "bleu") == pytest.approx(0.2)
+    # 24.9 - 25.1 is less than -0.2, but the paper's difference is exactly the margin.
+    scores = {"base": 25.1, "better": 24.9}
+    rows = {
+        name: replace(results.rows[name], paper=replace(results.rows[name].paper, bleu=bleu))
+        for name, bleu in scores.items()
+    }
+    assert replace(results, rows=rows).paper_difference("better", "bleu") == -0.2
     assert results.compare("base", "perplexity").difference == 0
 
 
