@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from transformer_jax.errors import StorageError, UsageError, storage_errors
-from transformer_jax.files import URL, local_path
+from transformer_jax.files import URL, parse_path
 from transformer_jax.progress import note
 
 
@@ -23,8 +23,8 @@ def cache_folder(name: str) -> Path:
                 f"TRANSFORMER_JAX_CACHE is {root}, but the cache must be a local folder: unset the "
                 f"variable, and copy {root} to ~/.cache/transformer_jax before you run the command"
             )
-        return _make_directory(local_path(root) / name)
-    home = local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        return _make_directory(parse_path(root) / name)
+    home = parse_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = home / "transformer_jax" / name
     try:
         # If there is no home directory, expanduser returns "~" unchanged. Do not create a folder

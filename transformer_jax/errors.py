@@ -151,6 +151,7 @@ class LostProcessError(TransformerJaxError):
     exit_code = os.EX_TEMPFAIL
 
     def __init__(self, reason: str, run: Path) -> None:
+        self.reason = reason
         if (run / "run.json").exists():
             name = f"./{run}" if str(run).startswith("-") else str(run)
             advice = f"resume with `transformer-jax resume {shlex.quote(name)}`"

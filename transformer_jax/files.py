@@ -68,7 +68,7 @@ def expand_path(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111
 
 
-def local_path(path: str | Path) -> Path:
+def parse_path(path: str | Path) -> Path:
     """Return a path that a user chose; see `expand_path`."""
     return Path(expand_path(str(path)))
 
@@ -285,11 +285,13 @@ def new_folder(path: Path, advise: Callable[[Path], str] | None = None) -> Itera
     """Yield a private folder, and rename it to `path` on exit or, after an error, delete it."""
     check_available(path, advise)
     with storage_errors(f"{path} could not be written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
+        # A link cannot be replaced by a folder, but the empty folder that it points to can be.
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
         with (
             tempfile.TemporaryDirectory(
-                prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+                prefix=f".{target.name}-", dir=target.parent, ignore_cleanup_errors=True
             ) as private,
             lock_folder(Path(private)),
         ):
@@ -298,7 +300,7 @@ def new_folder(path: Path, advise: Callable[[Path], str] | None = None) -> Itera
             folder.mkdir()
             yield folder
             try:
-                folder.rename(path)
+                folder.rename(target)
             except OSError:
                 # Another process may have created the folder in the meantime.
                 check_available(path, advise)
@@ -324,7 +326,7 @@ def check_utf8(path: Path, advice: str) -> None:
 
 
 def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> None:
-    """Check that a folder can be created, without changing an existing path.
+    """Check that a folder can be created or is empty, without changing it.
 
     The message of a UsageError contains advice and a new path. `advise(path)` returns the advice;
     the default is to choose another folder.
@@ -332,7 +334,9 @@ def check_available(path: Path, advise: Callable[[Path], str] | None = None) -> 
     # TensorBoard and Orbax reject a path that is not UTF-8, but only after the run is created.
     check_utf8(path, "choose another one")
     with storage_errors(f"{path} cannot be read"):
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        # Replacing the working directory, even if it is empty, would leave the shell without one.
+        is_replaceable = path.is_dir() and path.resolve() != Path.cwd()
+        if not path.exists() or (is_replaceable and not any(path.iterdir())):
             parent = next(parent for parent in path.absolute().parents if parent.exists())
             if not parent.is_dir():
                 raise StorageError(f"{path} cannot be created: {parent} is not a folder")

@@ -22,7 +22,7 @@ from experiments.benchmark.workloads import (
 from transformer_jax.config import Config
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.errors import UsageError
-from transformer_jax.training.flops import step_flops
+from transformer_jax.training.flops import batch_flops
 
 # For each worker, the function that returns its workload.
 TRAINERS = {"ours": "tasks.train", "torch": "peers.train", "torch-compiled": "peers.train"}
@@ -107,7 +107,7 @@ def train(
     """
     batch, variants = full_batch(sizes), variants or {}
     config = make_config(dataclasses.asdict(sizes)).model
-    flops = step_flops(config, sizes.vocab, batch) / count_target_tokens(batch)
+    flops = batch_flops(config, sizes.vocab, batch) / count_target_tokens(batch)
     with isolated_cache(settings) as (inside, folder):
         task = {
             "sizes": dataclasses.asdict(sizes),
@@ -241,7 +241,7 @@ def scaling(sizes: Sizes, settings: Settings, lengths: Sequence[int], tokens: in
             some = replace(sizes, batch=max(1, tokens // length), src=length, tgt=length)
             batch = full_batch(some)
             data = dataclasses.asdict(some)
-            flops[length] = step_flops(make_config(data).model, some.vocab, batch)
+            flops[length] = batch_flops(make_config(data).model, some.vocab, batch)
             task = {"sizes": data, "arrays": save_batches(folder / f"{length}.npz", [batch])}
             specs.append(inside.describe_worker(str(length), "tasks.train", task))
         first = str(lengths[0])

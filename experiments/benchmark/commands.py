@@ -20,7 +20,7 @@ from experiments.benchmark.rounds import ROOT, Settings, WorkerFailedError
 from experiments.benchmark.worker import Sample
 from transformer_jax.config import Config
 from transformer_jax.data.prepare import prepare_text
-from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.distributed.supervisor import module_command
 from transformer_jax.errors import RunInterrupted
 from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.runs.metrics_file import read_metrics
@@ -50,7 +50,7 @@ def run_command(
     values = {**os.environ, "PYTHONPATH": path, **environment}
     start, cpu = time.monotonic(), _cpu_seconds()
     process = subprocess.Popen(  # noqa: S603 - runs this package
-        train_command(list(arguments)),
+        module_command(list(arguments)),
         env={k: v for k, v in values.items() if v is not None},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

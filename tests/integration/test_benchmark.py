@@ -42,7 +42,7 @@ from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError, SweepFailedError, UsageError
 from transformer_jax.files import DIGEST
 from transformer_jax.inference.trained_run import load
-from transformer_jax.training.flops import step_flops
+from transformer_jax.training.flops import batch_flops
 
 
 def measured(seconds: Sequence[float], units: float = 10.0, **more: Any) -> Measurement:
@@ -363,7 +363,7 @@ def test_scaling_reports_cost_next_to_model_flops() -> None:
     for length in (4, 8):
         some = dataclasses.replace(sizes, batch=16 // length, src=length, tgt=length)
         config = adapter.make_config(dataclasses.asdict(some)).model
-        flops.append(step_flops(config, sizes.vocab, full_batch(some)))
+        flops.append(batch_flops(config, sizes.vocab, full_batch(some)))
     assert remark.endswith(f"{flops[1] / flops[0]:.2f} times the model FLOPs.")
 
 

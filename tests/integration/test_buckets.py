@@ -125,8 +125,9 @@ def test_the_jobs_of_manifests_tune_and_train_a_sweep_in_a_bucket_and_survive_a_
             # Both pods run on this machine, which is named "python", but with separate caches.
             variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             words = container["command"]
-            index_variable = {"JOB_COMPLETION_INDEX": str(index)}
-            return start(server, cache, words=words, cwd=tmp_path, **variables, **index_variable)
+            # These variables must not make the worker look for other processes of its run.
+            variables |= {"JOB_COMPLETION_INDEX": str(index), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+            return start(server, cache, words=words, cwd=tmp_path, **variables)
 
         with start_pod(lost, 0) as process:
             while not any("SHA256SUMS" in x for x in server.weather.writes):

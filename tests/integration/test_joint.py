@@ -110,6 +110,27 @@ def test_runs_that_train_together_match_runs_that_train_alone(
     )
 
 
+def test_runs_that_train_together_hold_their_states_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, have_copies = list[Member](), list[bool]()
+    restore, call = Member.restore, loop.CompiledStep.__call__
+
+    def restore_and_note(member: Member) -> None:
+        trained.append(member)
+        restore(member)
+
+    def note_copies(step: Any, *args: Any) -> Any:
+        have_copies.extend(hasattr(member, "state") for member in trained)
+        return call(step, *args)
+
+    monkeypatch.setattr(Member, "restore", restore_and_note)
+    monkeypatch.setattr(loop.CompiledStep, "__call__", note_copies)
+    paths = create(tmp_path, seeds=(0, 1))
+    train_all(paths, train={"steps": 2})
+    assert have_copies == [False] * 4
+
+
 def test_a_run_records_how_many_runs_trained_in_its_program(
     alone: list[Path], together: list[Path]
 ) -> None:

@@ -346,7 +346,7 @@ def run_task(run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def run_program(program: str) -> int:
         command = [sys.executable, "-c", f"import os, signal; {program}"]
-        monkeypatch.setattr(launch, "train_command", lambda *_: command)
+        monkeypatch.setattr(launch, "module_command", lambda *_: command)
         with pytest.raises(SystemExit) as end:
             make_task(run)()
         return int(end.value.code or 0)

@@ -11,6 +11,7 @@ from transformer_jax.errors import StorageError, UsageError
 from transformer_jax.files import (
     DIGEST,
     MAX_JSON_BYTES,
+    check_available,
     exclusive,
     is_file,
     lock_folder,
@@ -175,6 +176,23 @@ def test_a_new_folder_appears_only_once_it_is_complete(tmp_path: Path) -> None:
         (private / "file").write_text("1")
         assert not path.exists()
     assert [x.name for x in path.parent.rglob("*")] == ["folder", "file"]
+
+
+def test_a_link_to_an_empty_folder_can_be_replaced_but_the_working_directory_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    with new_folder(link) as private:
+        (private / "file").write_text("1")
+    assert (folder / "file").read_text() == "1"
+    assert {x.name for x in tmp_path.iterdir()} == {"folder", "link"}
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for path in (Path(), Path("../empty")):
+        with pytest.raises(UsageError, match="already exists: choose another"):
+            check_available(path)
 
 
 def test_a_folder_that_another_process_creates_meanwhile_is_kept(tmp_path: Path) -> None:

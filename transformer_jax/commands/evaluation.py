@@ -148,4 +148,5 @@ class Evaluate(EnsembleCommand):
         # `repr` does not round, so the printed command runs the same search. Because that command
         # includes the step, it uses the same checkpoints even after training continues.
         options += f" --alpha {best['decode']['length_penalty_alpha']!r} --step {best['step']}"
+        options += "" if "test" in folder.find_text().report else " --split dev"
         stdout.print(f"next: {shell_command('evaluate', folder.path)} {options}")

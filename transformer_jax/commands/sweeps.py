@@ -169,7 +169,8 @@ class Sweep(ConfigCommand):
             stderr.print(
                 f"{default} contains a sweep with different configs; this one is in {folder}"
             )
-        sweep = replace(sweep, origins=[Origin(shell_command(*self.arguments), source_commit())])
+        command = shell_command(*self.arguments).encode(errors="backslashreplace").decode()
+        sweep = replace(sweep, origins=[Origin(command, source_commit())])
         if target is not None:
             _print_device_counts(sweep, target, retry_failed=self.retry_failed)
         elif is_slurm:
@@ -194,7 +195,7 @@ class Sweep(ConfigCommand):
         from transformer_jax.sweeps.slots import find_slots
 
         slots = find_slots(self.devices, self.runs_per_device)
-        groups = f" x up to {self.group} seeds of a row" if (self.group or 1) > 1 else ""
+        groups = f" x up to {self.group} runs" if (self.group or 1) > 1 else ""
         stdout.print(f"{_describe_size(sweep)}, {len(slots)}{groups} at a time")
         if self.dry_run:
             every = replace(sweep, runs=sweep.all_runs)
@@ -350,7 +351,7 @@ def _print_device_counts(sweep: "plan.Sweep", target: Target, *, retry_failed: b
     with progress_bar():
         counts = count_devices_of_rows(sweep, target)
     stdout.print(describe_counts(counts, target))
-    _print_disk_space(sweep, retry_failed=retry_failed)
+    _print_disk_space(replace(sweep, runs=sweep.all_runs), retry_failed=retry_failed)
 
 
 def _print_disk_space(

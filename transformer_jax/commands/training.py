@@ -21,7 +21,7 @@ from transformer_jax.config import Config, Row, loading
 from transformer_jax.console import progress_bar, shell_command, stderr, stdout
 from transformer_jax.data.splits import SPLITS
 from transformer_jax.distributed.processes import ProcessGroup, join_processes
-from transformer_jax.distributed.supervisor import supervise, train_command
+from transformer_jax.distributed.supervisor import module_command, supervise
 from transformer_jax.errors import NotReproducedError, UsageError
 from transformer_jax.remote.copies import find_url
 from transformer_jax.runs.run_folder import RunFolder, check_available
@@ -96,7 +96,7 @@ class TrainingCommand(ConfigCommand):
     def under_supervisor(self, arguments: Sequence[str]) -> int:
         """Run this command with the given arguments under a supervisor; return the exit code."""
         timeouts = {"step_timeout": self.step_timeout, "phase_timeout": self.phase_timeout}
-        return supervise(train_command(arguments), self.path, **timeouts)
+        return supervise(module_command(arguments), self.path, **timeouts)
 
     @contextlib.contextmanager
     def join_processes(self, config: Config) -> Iterator[ProcessGroup]:

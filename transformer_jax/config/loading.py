@@ -16,7 +16,7 @@ from pathlib import Path
 from transformer_jax.config.schema import Config, Row
 from transformer_jax.config.validation import ConfigError, checked, did_you_mean
 from transformer_jax.errors import StorageError, UsageError
-from transformer_jax.files import INVALID_JSON, expand_path, is_file, local_path, read_json
+from transformer_jax.files import INVALID_JSON, expand_path, is_file, parse_path, read_json
 from transformer_jax.registry import IMPORTS, imported_files, inherit
 
 PACKAGE = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ def resolve_path(path: str) -> Path:
 
 def import_file(path: str) -> None:
     """Execute a user's Python file, which can register parts, in this and all child processes."""
-    file = local_path(path).resolve()
+    file = parse_path(path).resolve()
     if not file.is_file():
         raise UsageError(f"cannot import {path}: there is no such file")
     if file.suffix != ".py":

@@ -183,7 +183,9 @@ class ModelConfig(ConfigSection):
     truncates a longer source."""
     dtype: Annotated[Literal["float32", "bfloat16", "float64"], ON_INIT_FROM] = "float32"
     """Data type of the computation. With `bfloat16`, parameters, softmax, and loss still use
-    float32. Use `float64` only to verify results in Python, in a jax.enable_x64(True) context."""
+    float32. By default, JAX multiplies float32 matrices in TF32 on recent NVIDIA GPUs and in
+    bfloat16 on TPUs; the environment variable JAX_DEFAULT_MATMUL_PRECISION changes this. Use
+    `float64` only to verify results in Python, in a jax.enable_x64(True) context."""
     logits_dtype: Annotated[Literal["float32", "bfloat16"], ON_INIT_FROM] = "float32"
     """Data type of the logits in training. With `bfloat16`, which differs from the paper, each
     logit is rounded to 8 significant bits, which saves memory and time. The loss is still computed

@@ -53,7 +53,10 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def pad(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
-        """Return the sequences at `indices`, padded with 0 and empty rows to int32[rows, width]."""
+        """Return the sequences at `indices`, padded with 0 and empty rows to int32[rows, width].
+
+        No sequence may be longer than `width`.
+        """
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
         padded = np.zeros((rows, width), np.int32)

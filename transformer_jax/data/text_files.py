@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from transformer_jax.data.splits import SPLITS, Split
 from transformer_jax.errors import DataError, Setting, UsageError
-from transformer_jax.files import local_path
+from transformer_jax.files import parse_path
 from transformer_jax.progress import note
 
 # If a line is much longer than this limit, only its beginning is kept.
@@ -116,7 +116,7 @@ class TextFiles(FileCorpus):
                 )
         home = data_folder(folder)
         paths = {
-            split: tuple(_check_regular_file(home / local_path(name)) for name in pair)
+            split: tuple(_check_regular_file(home / parse_path(name)) for name in pair)
             for split in SPLITS
             if (pair := files.get(split)) is not None
         }
@@ -187,7 +187,7 @@ def note_markup(name: str, lines: Sequence[str]) -> None:
 
 def data_folder(folder: str | None) -> Path:
     """Return `folder`, which defaults to `$TRANSFORMER_JAX_DATA` or the working directory."""
-    return local_path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
+    return parse_path(folder or os.environ.get("TRANSFORMER_JAX_DATA") or ".")
 
 
 def is_too_long(line: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from transformer_jax.config.validation import did_you_mean
 from transformer_jax.data.splits import Split
 from transformer_jax.errors import DataError, Setting, StorageError, UsageError
-from transformer_jax.files import local_path
+from transformer_jax.files import parse_path
 
 # TFDS has no type annotations. A TFDS builder downloads, stores, and opens a dataset.
 Builder = Any
@@ -164,7 +164,7 @@ def _find_builder(dataset: str, folder: Path | str | None) -> Builder:
             f"got {dataset!r}"
         )
     tfds = _tfds()
-    data_dir = None if folder is None else local_path(folder)
+    data_dir = None if folder is None else parse_path(folder)
     try:
         # The other file format, TFRecord, can be read only with TensorFlow.
         return tfds.builder(dataset, data_dir=data_dir, file_format="array_record")

@@ -70,7 +70,7 @@ class Heartbeats:
         return max(self.step_timeout, PATIENCE * longest)
 
 
-def train_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
+def module_command(arguments: Sequence[str], module: str = "transformer_jax") -> list[str]:
     """Return a command that runs a module of this package in UTF-8 mode with this interpreter."""
     # Without -P, `-m` would look for modules in the working directory first.
     safe_path = [] if sys.path[0] in ("", str(Path.cwd())) else ["-P"]

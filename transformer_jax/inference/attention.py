@@ -17,7 +17,7 @@ from transformer_jax.backend import standard_settings
 from transformer_jax.config.validation import checked
 from transformer_jax.data.tokenizer import NAMES
 from transformer_jax.errors import UsageError
-from transformer_jax.files import local_path
+from transformer_jax.files import parse_path
 from transformer_jax.inference.pairs import encode_pair, pad_pair
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import Params
@@ -110,7 +110,7 @@ class Attention:
             UsageError: the file suffix is not supported, or the selection is invalid.
             StorageError: the file cannot be written.
         """
-        path = local_path(path)
+        path = parse_path(path)
         if check_suffix(path, ATTENTION_SUFFIXES) == ".html":
             write_file(path, self.show(**selection).html.encode())
         else:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.config.validation import COUNT, POSITIVE, ConfigSection, Rule, between
-from transformer_jax.inference.search import first_argmax
+from transformer_jax.inference.search import NEG_INF, first_argmax
 from transformer_jax.model.encoder_decoder import make_rng
 from transformer_jax.special_tokens import BOS, PAD, UNKNOWN
 
@@ -74,6 +74,8 @@ def scale_logits(logits: Float[Array, "B N"], sampling: Sampling) -> Float[Array
     """Return logits whose softmax is the distribution to draw from; -inf excludes a token."""
     # Subtracting the maximum prevents an overflow if the temperature is low.
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / sampling.temperature
+    # A high temperature would otherwise give the forbidden tokens a probability.
+    scaled = jnp.where(logits > NEG_INF / 2, scaled, -jnp.inf)
     if sampling.top_k is None and sampling.top_p == 1:
         return scaled
     top, tokens = jax.lax.top_k(scaled, min(sampling.top_k or scaled.shape[1], scaled.shape[1]))

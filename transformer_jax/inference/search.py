@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 State = PyTree
 """Data that a step function carries from one position to the next, such as keys and values."""
@@ -40,12 +40,12 @@ NEG_INF = -1.0e9
 MIN_BLOCK, MAX_BLOCK = 8, 256
 
 
-def gnmt(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
+def gnmt(length: Float[Array, "..."], alpha: ArrayLike) -> Float[Array, "..."]:
     """Return ((5 + length) / 6)^alpha, the length penalty of Wu et al. (2016), equation 14."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
-def power(length: Float[Array, "..."], alpha: float) -> Float[Array, "..."]:
+def power(length: Float[Array, "..."], alpha: ArrayLike) -> Float[Array, "..."]:
     """Return length^alpha. Differs from the paper, which uses `gnmt`."""
     return length**alpha
 
@@ -145,7 +145,7 @@ def beam_search(
     start: int,
     eos: int,
     suppress_tokens: tuple[int, ...] = (),
-    alpha: float = 0.6,
+    alpha: ArrayLike = 0.6,
     length_penalty: str = "gnmt",
     beam_end: str = "tensor2tensor",
     num_best: int = 1,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from transformer_jax import progress
 from transformer_jax.backend import standard_settings
@@ -93,13 +93,15 @@ def translate_batch(
     prefix: Int[Array, "B L"] | None = None,
     draws: Int[Array, "B 3"] | None = None,
     sampling: Sampling | None = None,
+    alpha: ArrayLike | None = None,
 ) -> Translations:
     """Translate a batch. All checkpoints of a model use the same compiled program.
 
     `limit` is the maximum length of each translation. No limit may exceed S +
     `config.max_extra_length` or the number of positions that the decoder can read. L is S +
     `config.max_extra_length`. The program does not check the limits or the token IDs; `Translator`
-    keeps them in range. `sampling` and `draws` (see `draw_tokens`) replace greedy search.
+    keeps them in range. `sampling` and `draws` (see `draw_tokens`) replace greedy search. `alpha`
+    replaces `config.length_penalty_alpha`; all values of `alpha` share a compiled program.
     """
     beam_size, max_length = config.beam_size, source.shape[1] + config.max_extra_length
     apply: Any = functools.partial(model.apply, {"params": params})
@@ -127,7 +129,7 @@ def translate_batch(
         state,
         limit,
         beam_size=beam_size,
-        alpha=config.length_penalty_alpha,
+        alpha=config.length_penalty_alpha if alpha is None else alpha,
         length_penalty=config.length_penalty,
         beam_end=config.beam_end,
         num_best=num_best,
@@ -344,7 +346,10 @@ class Translator:
             advice = ["try a smaller beam, such as ", Setting("beam_size", 1)]
         message = f"the device has too little memory for {size}: "
         with memory_errors(message, *advice), standard_settings(self.model.config.dtype):
-            best = translate_batch(self.model, self.config, num_best, params, *arrays, **extra)
+            # All values of these two settings share a compiled program.
+            config = replace(self.config, length_penalty_alpha=0.0, average_checkpoints=1)
+            extra["alpha"] = np.float32(self.config.length_penalty_alpha)
+            best = translate_batch(self.model, config, num_best, params, *arrays, **extra)
             return jax.device_get(best)
 
     def _decode(

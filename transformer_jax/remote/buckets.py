@@ -13,6 +13,7 @@ import math
 import os
 import random
 import re
+import secrets
 import tempfile
 import time
 from collections.abc import Callable
@@ -119,7 +120,8 @@ class Bucket:
             StorageError: `keeps_damaged` is false, and the contents still do not match the digest
                 after `MAX_READS` attempts.
         """
-        temporary = path.with_name(f".{path.name}.download")
+        # Other processes may download the same object to the same folder.
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.download")
         path.parent.mkdir(parents=True, exist_ok=True)
 
         def download() -> bool:

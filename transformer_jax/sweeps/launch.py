@@ -12,9 +12,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.distributed.supervisor import module_command
 from transformer_jax.errors import ConfigError, RunInterrupted, storage_errors
 from transformer_jax.files import read_json_if_valid
+from transformer_jax.progress import note
 from transformer_jax.runs.lock import describe_holder
 from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
@@ -46,10 +47,11 @@ def launch(
 ) -> list[RunStatus]:
     """Train and score the unfinished runs in a stored sweep; return the status of every run.
 
-    `group_sizes` maps each row to the number of its runs that can train in one program; the default
-    is 1. Whenever a run waits, starts, or ends, `report` receives a one-line message. A run that
-    another process on this machine is still training waits until that process exits. After a
-    signal, the active runs save their progress, and this function raises `RunInterrupted`.
+    `group_sizes` maps each row to the largest number of runs in a program that trains one of its
+    runs; the default is 1. Whenever a run waits, starts, or ends, `report` receives a one-line
+    message. A run that another process on this machine is still training waits until that process
+    exits. After a signal, the active runs save their progress, and this function raises
+    `RunInterrupted`.
     """
     queue = _Queue(sweep, report, retry_failed=retry_failed)
     pool = _Pool(sweep, slots, step_timeout)
@@ -78,7 +80,7 @@ def launch(
 
 
 def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
-    """Return how many runs in each row of a stored sweep should train in one program.
+    """Return the largest number of runs in a program that trains a run in each row.
 
     On accelerators, the result is as large as the memory allows, unless slots would remain unused.
     On CPUs, where larger programs are not faster, the result is empty, which means 1.
@@ -89,10 +91,12 @@ def choose_group_sizes(sweep: Sweep, slots: Sequence[Slot]) -> dict[str, int]:
     if not memory or most < 2:
         return {}
     # Estimate the memory in a child process, because JAX would reserve the accelerator's memory.
-    command = train_command([str(sweep.path)], "transformer_jax.sweeps.estimates")
+    command = module_command([str(sweep.path)], "transformer_jax.sweeps.estimates")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(command, env=environment, capture_output=True, check=False)  # noqa: S603
     if child.returncode:
+        reason = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        note(f"each program trains one run, because the memory could not be estimated: {reason}")
         return {}
     needed: dict[str, int] = json.loads(child.stdout.splitlines()[-1])
     return {row: max(1, min(most, memory // size)) for row, size in needed.items()}
@@ -254,7 +258,7 @@ def start_worker(
     """Start a worker process for these runs, whose output goes to the first run's log."""
     names = NAME_SEPARATOR.join(run.name for run in runs)
     arguments = [str(sweep.path), names, str(step_timeout)]
-    worker = train_command(arguments, "transformer_jax.sweeps.worker")
+    worker = module_command(arguments, "transformer_jax.sweeps.worker")
     # Shortly before the time limit, Slurm sends SIGUSR2 to all processes. Workers ignore the
     # signal, because the launcher handles it. The command uses the shell's `trap`, because
     # `preexec_fn` would run Python code between fork and exec, which is unsafe in a process with

@@ -25,6 +25,7 @@ from transformer_jax.files import (
     INVALID_JSON,
     JsonObject,
     check_no_links,
+    check_utf8,
     find_free_path,
     is_file,
     is_stray,
@@ -329,6 +330,8 @@ def plan_sweep(
     None. The seeds are consecutive, starting with the first row's seed. With `tuning`, the values
     that were chosen for an existing sweep are kept.
     """
+    # The folder's files are text and contain its path.
+    check_utf8(path, "choose another one")
     check_num_seeds("seeds", seeds)
     names = select_rows(rows, only).keys()
     if {"", UNNAMED} <= rows.keys():

@@ -122,11 +122,8 @@ class Task:
 
     def _end_worker(self) -> None:
         self._is_ending = True
-        # Avoid `Popen.terminate`, which could deadlock: it acquires a lock that may be held by the
-        # code that this signal handler interrupted.
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
 
 def _await_exit(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from transformer_jax import errors
 from transformer_jax.config import Config
 from transformer_jax.config.loading import import_inherited
 from transformer_jax.data.splits import SPLITS, Split
-from transformer_jax.distributed.supervisor import signal_name, supervise, train_command
+from transformer_jax.distributed.supervisor import module_command, signal_name, supervise
 from transformer_jax.files import lock_folder, read_json_if_valid
 from transformer_jax.remote.copies import fetch, local_path
 from transformer_jax.runs.run_folder import RunFolder
@@ -124,7 +124,7 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         names = NAME_SEPARATOR.join(run.name for run in runs)
         sweep = runs[0].path.parents[runs[0].name.count("/")]
         arguments = [str(sweep), names]
-        command = train_command(arguments, "transformer_jax.sweeps.joint")
+        command = module_command(arguments, "transformer_jax.sweeps.joint")
         code, note = _supervise(command, runs[0], step_timeout, signals)
     statuses = [status for status in map(read_status, runs) if status.status != "failed"]
     untrained = [status.run for status in statuses if "train" not in status.finished]
@@ -157,7 +157,10 @@ def _train(run: SweepRun, step_timeout: float, signals: list[int]) -> tuple[int,
             note = f"{problem}: delete it, and repeat the sweep with --retry-failed"
             return errors.ConfigError.exit_code, note
         arguments = ["train", str(run.config_file), "--out", str(run.path)]
-    return _supervise(train_command([*arguments, "--supervise"]), run, step_timeout, signals)
+    # A worker's run is a single process. Without this option, a Kubernetes job or an MPI launcher
+    # that started the worker would seem to have started the processes of one run.
+    arguments += ["--num-processes", "1", "--supervise"]
+    return _supervise(module_command(arguments), run, step_timeout, signals)
 
 
 def _supervise(
@@ -174,7 +177,7 @@ def _supervise(
     except errors.LostProcessError as error:
         # Standard output goes to the run's log.
         print(error, flush=True)  # noqa: T201
-        return error.exit_code, str(error)
+        return error.exit_code, f"{error.reason}; repeat the sweep with --retry-failed"
     if code == errors.RunInterrupted.exit_code and not signals:
         # The trainer received the signal directly.
         signals.append(signal.SIGTERM)
@@ -183,7 +186,7 @@ def _supervise(
 
 def _evaluate(run: SweepRun, split: Split, signals: list[int]) -> tuple[int, str]:
     """Score a split; return the exit code and a note, and add signals to `signals`."""
-    command = train_command(["evaluate", str(run.path), "--split", split])
+    command = module_command(["evaluate", str(run.path), "--split", split])
     with subprocess.Popen(command) as process:  # noqa: S603 - runs this package
 
         def forward(number: int, _: object) -> None:

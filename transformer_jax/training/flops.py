@@ -54,7 +54,7 @@ TYPICAL_LENGTH = 32
 PROBE_LENGTH = 64
 
 
-def step_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
+def batch_flops(config: ModelConfig, vocab_size: int, batch: Batch) -> float:
     """Return the FLOPs of a training step on a batch, excluding padding."""
     source, target = ((side != PAD).sum(axis=1) for side in batch)
     return flops_of_lengths(config, vocab_size, source, target)
@@ -74,9 +74,7 @@ def flops_of_lengths(
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     pairs = (_count_pairs(config, lengths).sum() for lengths in (source, target))
     sums = 1, source.sum(), target.sum(), (source * target).sum(), *pairs
-    # Flax does not declare that models are hashable.
-    model: Any = build_model(plain_config(config), vocab_size)
-    terms = zip(_forward_terms(model), sums, strict=True)
+    terms = zip(_forward_terms(config, vocab_size), sums, strict=True)
     return float(3 * sum(term * int(x) for term, x in terms))
 
 
@@ -103,12 +101,13 @@ def plain_config(config: ModelConfig) -> ModelConfig:
 
 
 @functools.cache
-def _forward_terms(model: EncoderDecoder) -> tuple[Fraction, ...]:
+def _forward_terms(config: ModelConfig, vocab_size: int) -> tuple[Fraction, ...]:
     """Return the coefficients of 1, S, T, ST, S^2, and T^2 in the FLOPs of a forward pass.
 
     S and T are the lengths of the source and the target. The constant counts once for each batch,
     because it comes from products of parameters.
     """
+    model = build_model(plain_config(config), vocab_size)
     limits = model.config.max_length, *model.config.max_positions_per_stack
     unit = min(PROBE_LENGTH, min(limits) // 3)
 

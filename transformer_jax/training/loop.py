@@ -147,6 +147,8 @@ def _run_steps(members: Sequence[Member], group: ProcessGroup, shutdown: Gracefu
                     member.meter.start_clock()
                     if step > first:
                         slots.write(slot, member.state)
+                    # The slot contains a copy, so release the device's memory.
+                    del member.state
             if all(member.has_ended for member in members):
                 break
             numbered = enumerate(members)

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from transformer_jax.files import local_path
+from transformer_jax.files import parse_path
 from transformer_jax.visualization.files import FIGURE_SUFFIXES, check_suffix, write_file
 
 # Okabe and Ito's color-blind-safe palette, with Tol's wine color instead of yellow.
@@ -60,7 +60,7 @@ class Picture:
             UsageError: the name has a different suffix.
             StorageError: the file cannot be written.
         """
-        path = local_path(path)
+        path = parse_path(path)
         suffix = check_suffix(path, FIGURE_SUFFIXES)
         write_file(path, self._encode(suffix.removeprefix(".")))
         return path

@@ -10,7 +10,7 @@ from transformer_jax.compilation.targets import GIB, parse_target
 from transformer_jax.data.batches import Batch, Bucket
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import parameter_counts
-from transformer_jax.training.flops import step_flops
+from transformer_jax.training.flops import batch_flops
 from transformer_jax.training.sharding import SHARDINGS
 
 BUCKET = Bucket(8, 16, 16, 1)
@@ -30,7 +30,7 @@ def test_a_step_that_compiles_is_described_by_its_memory_and_flops() -> None:
     assert program.fits
     assert program.shape == "8 x (16 + 16)"
     side = np.ones((8, 16), np.int32)
-    assert program.model_flops == step_flops(SMALL.model, 64, Batch(side, side))
+    assert program.model_flops == batch_flops(SMALL.model, 64, Batch(side, side))
     assert program.collectives == ()
 
 

@@ -25,6 +25,7 @@ from transformer_jax.inference.translate import (
     Sentence,
     Translator,
     group_by_width,
+    pad_rows,
     translate_batch,
 )
 from transformer_jax.model.build import POSITIONS, build_transformer
@@ -167,6 +168,26 @@ def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
     assert cache_size() - before == 2
 
 
+def test_all_exponents_of_the_length_penalty_share_a_program(run: Run, lines: list[str]) -> None:
+    decode = dataclasses.replace(run.config.decode, beam_size=3, max_extra_length=4)
+    cache_size = cast(Any, translate_batch)._cache_size
+    scores, programs = [], []
+    for alpha in (1.0, 0.5):
+        config = dataclasses.replace(decode, length_penalty_alpha=alpha, average_checkpoints=2)
+        found = Translator(run.model, run.vocabulary, config).translate(run.params, lines[:4])
+        scores.append([best[0].score for best in found])
+        programs.append(cache_size())
+    assert programs[0] == programs[1]
+    # Here, the exponent is a constant in the program.
+    translator = Translator(run.model, run.vocabulary, decode)
+    [tokens] = translator.encode(lines[:1])
+    source, limit = pad_rows([tokens], 1, WIDTH), np.array([translator.limit(len(tokens))])
+    static = dataclasses.replace(decode, length_penalty_alpha=0.5)
+    best = translate_batch(run.model, static, 1, run.params, source, limit)
+    assert scores[1][0] == pytest.approx(float(best.scores[0, 0]), rel=1e-5)
+    assert scores[1][0] != pytest.approx(scores[0][0], rel=1e-2)
+
+
 @pytest.mark.parametrize(
     "positions",
     [
@@ -256,7 +277,7 @@ def test_a_vocabulary_of_another_size_than_the_model_is_an_error(run: Run) -> No
 def test_an_out_of_memory_error_suggests_a_smaller_beam_only_if_there_is_one(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out_of_memory(*_: Any) -> None:
+    def run_out_of_memory(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
     monkeypatch.setattr(translate, "translate_batch", run_out_of_memory)

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_an_object_that_must_be_new_replaces_no_other(server: BucketServer) -> N
     with pytest.raises(PreconditionError):
         bucket.write("x", b"2", is_new=True)
     assert bucket.read("x") == b"1"
+
+
+def test_an_object_can_be_downloaded_to_the_same_file_by_several_processes_at_once(
+    server: BucketServer, tmp_path: Path
+) -> None:
+    bucket, path = Bucket(server.url("a")), tmp_path / "copy"
+    bucket.write("x", b"1" * 100_000)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: bucket.download("x", path), range(16)))
+    assert path.read_bytes() == b"1" * 100_000
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_missing_bucket_is_named(server: BucketServer) -> None:

@@ -20,8 +20,9 @@ from run_files import set_status
 
 from transformer_jax.compilation.shapes import prepare_shapes
 from transformer_jax.config import Row
-from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.distributed.supervisor import module_command
 from transformer_jax.errors import RunInterrupted
+from transformer_jax.progress import Note
 from transformer_jax.runs.lock import exclusive_lock
 from transformer_jax.sweeps import launch as launcher
 from transformer_jax.sweeps.estimates import estimate_memory
@@ -79,7 +80,7 @@ def make_sweep(path: Path, *rows: str, seeds: int = 1) -> Sweep:
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the launcher start a small program instead of a real worker."""
     monkeypatch.setattr(
-        launcher, "train_command", lambda arguments, _: [sys.executable, "-c", WORKER, *arguments]
+        launcher, "module_command", lambda arguments, _: [sys.executable, "-c", WORKER, *arguments]
     )
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.02)
 
@@ -156,7 +157,7 @@ def test_only_untrained_runs_that_differ_in_seed_and_numbers_train_together(tmp_
 def test_the_size_of_a_group_depends_on_the_memory_and_the_number_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "train_command", train_command)
+    monkeypatch.setattr(launcher, "module_command", module_command)
     sweep = make_sweep(tmp_path, "works", seeds=3)
     size = estimate_memory(*prepare_shapes(SMALL)[:2])
     # The estimates do not depend on the memory and the slots, so one child process computes them.
@@ -178,6 +179,16 @@ def test_the_size_of_a_group_depends_on_the_memory_and_the_number_of_runs(
     assert choose(2, 100 * size) == {"works": 2}
     # With as many slots as runs, each run has its own slot.
     assert choose(3, 100 * size) == choose(1, None) == {}
+
+
+def test_a_missing_estimate_of_the_memory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('Traceback\\nKeyError: 1')"]
+    monkeypatch.setattr(launcher, "module_command", lambda *_: command)
+    sweep = make_sweep(tmp_path, "works", seeds=3)
+    with pytest.warns(Note, match="trains one run, because .* not be estimated: KeyError: 1"):
+        assert launcher.choose_group_sizes(sweep, [Slot("gpu 0", memory=10**9)]) == {}
 
 
 @pytest.mark.parametrize("before", ["stopped", "failed"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,13 @@ def test_a_sweep_with_a_control_cannot_have_another_row_of_that_name() -> None:
     assert with_control(rows) == rows
     with pytest.raises(ConfigError, match="cannot have another row named 'control'"):
         with_control({"base": Row(BASE), "control": ROWS["E"]})
+
+
+def test_the_path_of_a_sweep_must_be_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(UsageError, match="is not UTF-8: choose another one"):
+        plan_sweep(path, {"base": Row(SMALL)}, 1)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_sweep_needs_a_seed() -> None:

@@ -16,9 +16,10 @@ from run_files import make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Config, Row
 from transformer_jax.data.prepare import prepare_text
-from transformer_jax.distributed.supervisor import train_command
+from transformer_jax.distributed.supervisor import module_command
 from transformer_jax.errors import (
     ConfigError,
+    LostProcessError,
     OutOfMemoryError,
     RunInterrupted,
     StorageError,
@@ -53,7 +54,7 @@ def test_only_a_run_whose_text_has_a_test_set_is_scored_on_it(
     prepared = prepare_text(run.config.data)
     RunFolder.create(run.path, run.config, prepared.vocabulary, prepared.fingerprint)
     run.log_file.touch()
-    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(worker, "module_command", lambda _: [sys.executable, "-c", "exit(7)"])
     write_results(run, 5.0, 10, ["dev"])
     write_status(run, "stopped", finished=["train", "dev"])
     assert worker.run_worker([run], 60.0) == (7 if num_test_trees else 0)
@@ -73,7 +74,9 @@ def test_a_worker_that_cannot_start_has_the_exit_code_of_its_error(tmp_path: Pat
     for content, code in ((None, UsageError.exit_code), ("{", StorageError.exit_code)):
         if content is not None:
             (tmp_path / "sweep.json").write_text(content)
-        words = train_command([str(tmp_path), "base/seed-0", "60"], "transformer_jax.sweeps.worker")
+        words = module_command(
+            [str(tmp_path), "base/seed-0", "60"], "transformer_jax.sweeps.worker"
+        )
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (code, "")
         assert done.stderr.startswith("transformer-jax: ")
@@ -85,7 +88,7 @@ def test_only_one_of_two_workers_that_start_at_once_runs_a_phase(
 ) -> None:
     code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1)"
     command = [sys.executable, "-c", code, str(tmp_path / "phases")]
-    monkeypatch.setattr(worker, "train_command", lambda _: command)
+    monkeypatch.setattr(worker, "module_command", lambda _: command)
     write_status(run, "stopped", finished=["train"])
     run.log_file.touch()
     with ThreadPoolExecutor(4) as pool:
@@ -104,7 +107,7 @@ def test_a_run_that_was_deleted_is_trained_again(
     run.path.rmdir()
     assert read_status(run).status == "queued"
     run.log_file.touch()
-    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(worker, "module_command", lambda _: [sys.executable, "-c", "exit(7)"])
     assert worker.run_worker([run], 60.0) == 7
     status = read_status(run)
     assert (status.status, status.phase) == ("failed", "train")
@@ -118,7 +121,7 @@ def test_a_run_whose_config_file_differs_from_the_plan_is_not_trained(
 ) -> None:
     write_json(run.config_file, content)
     run.log_file.touch()
-    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(worker, "module_command", lambda _: [sys.executable, "-c", "exit(7)"])
     assert worker.run_worker([run], 60.0) == ConfigError.exit_code
     status = read_status(run)
     assert (status.status, status.note) == (
@@ -144,17 +147,50 @@ def test_a_run_whose_scores_were_deleted_is_scored_again(
     assert status.summary == "queued: its scores were deleted"
     assert status.finished == ("train", "test")
     run.log_file.touch()
-    monkeypatch.setattr(worker, "train_command", lambda _: [sys.executable, "-c", "exit(7)"])
+    monkeypatch.setattr(worker, "module_command", lambda _: [sys.executable, "-c", "exit(7)"])
     assert worker.run_worker([run], 60.0) == 7
     status = read_status(run)
     assert (status.status, status.phase) == ("failed", "dev")
+
+
+def test_a_run_of_a_worker_is_a_single_process(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # These variables would otherwise mean that the job's other pods train the same run.
+    for name in ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"):
+        monkeypatch.setenv(name, "1")
+    run.path.rmdir()
+    run.log_file.touch()
+    commands = []
+
+    def record(arguments: list[str]) -> list[str]:
+        commands.append(arguments)
+        return [sys.executable, "-c", "exit(7)"]
+
+    monkeypatch.setattr(worker, "module_command", record)
+    assert worker.run_worker([run], 60.0) == 7
+    [[*_, name, count, _]] = commands
+    assert (name, count) == ("--num-processes", "1")
+
+
+def test_a_stuck_run_is_retried_by_its_sweep(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_stuck(*_: object, **__: object) -> int:
+        raise LostProcessError("no heartbeat for 60 s", run.path)
+
+    run.log_file.touch()
+    monkeypatch.setattr(worker, "supervise", get_stuck)
+    assert worker.run_worker([run], 60.0) == LostProcessError.exit_code
+    note = "no heartbeat for 60 s; repeat the sweep with --retry-failed"
+    assert read_status(run).note == note
 
 
 def test_a_phase_that_a_signal_kills_names_the_signal(
     run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr(worker, "train_command", lambda _: command)
+    monkeypatch.setattr(worker, "module_command", lambda _: command)
     write_status(run, "stopped", finished=["train"])
     assert worker.run_worker([run], 60.0) == RunInterrupted.exit_code
     assert read_status(run).summary == "failed, dev: killed by SIGKILL"
@@ -243,7 +279,7 @@ def test_runs_that_need_too_much_memory_train_in_smaller_groups(
         code = TRAINER if module else "exit(7)"
         return [sys.executable, "-c", code, *arguments]
 
-    monkeypatch.setattr(worker, "train_command", command)
+    monkeypatch.setattr(worker, "module_command", command)
     monkeypatch.setattr(worker, "_has_test_set", lambda _: True)
     assert worker.run_worker(sweep.runs, 60.0)
     lines = [x for x in capfd.readouterr().out.splitlines() if x.startswith("trains")]

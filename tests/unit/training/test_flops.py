@@ -18,10 +18,10 @@ from transformer_jax.config.loading import load_rows
 from transformer_jax.data.batches import Batch
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.training.flops import (
+    batch_flops,
     count_flops,
     flops_of_lengths,
     peak_flops,
-    step_flops,
     train_flops,
 )
 
@@ -190,7 +190,7 @@ def test_a_window_saves_the_flops_of_all_pairs_outside_of_it(length: int) -> Non
     window = 2
     far = sum(abs(q - k) > window for q, k in np.ndindex(length, length))
     full, windowed = (
-        step_flops(SMALL.change(model={"attention_window": w}).model, 30, Batch(tokens, tokens))
+        batch_flops(SMALL.change(model={"attention_window": w}).model, 30, Batch(tokens, tokens))
         for w in (None, window)
     )
     model = SMALL.model
@@ -201,7 +201,7 @@ def test_a_window_saves_the_flops_of_all_pairs_outside_of_it(length: int) -> Non
 def test_padding_adds_no_flops() -> None:
     batch = Batch(np.full((2, 5), 4), np.full((2, 4), 4))
     padded = Batch(*(np.pad(side, ((0, 3), (0, 6))) for side in batch))
-    assert step_flops(SMALL.model, 30, batch) == step_flops(SMALL.model, 30, padded)
+    assert batch_flops(SMALL.model, 30, batch) == batch_flops(SMALL.model, 30, padded)
 
 
 def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
@@ -209,7 +209,7 @@ def test_the_base_model_needs_six_flops_per_parameter_and_token() -> None:
     # only the output projection is a matrix product.
     batch = Batch(np.full((1, 2), 4), np.full((1, 2), 4))
     layers = 63_045_632 - 37_000 * 512
-    per_token = step_flops(Config().model, 37_000, batch) / 2
+    per_token = batch_flops(Config().model, 37_000, batch) / 2
     # Each source token passes through the encoder, and each target token through the decoder.
     assert per_token == pytest.approx(6 * (layers + 37_000 * 512), rel=0.01)
 

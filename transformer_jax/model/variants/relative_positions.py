@@ -69,7 +69,7 @@ class RotaryAttention(MultiHeadAttention):
     """Attention with queries and keys rotated by position (RoFormer, Su et al. 2021, equation 34).
 
     After the rotation, the dot product depends on the positions only through the distance between
-    them.
+    them. During decoding, each step rotates all stored keys.
     """
 
     def attend_heads(self, heads: Heads, train: bool, /) -> Float[Array, "B T H V"]:
