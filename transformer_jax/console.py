@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -66,10 +66,15 @@ def one_line(text: str) -> str:
     return escape_control_characters(text).replace("\n", r"\n")
 
 
-def shell_command(*words: object) -> str:
-    """Quote a `transformer-jax` command. Pass paths as `Path`, because they may begin with "-"."""
+def shell_command(*words: object, imports: Sequence[str] | None = None) -> str:
+    """Quote a `transformer-jax` command. Pass paths as `Path`, because they may begin with "-".
+
+    The command imports the same files as this process, or the files in `imports`.
+    """
     safe = (f"./{x}" if isinstance(x, Path) and str(x).startswith("-") else str(x) for x in words)
-    return shlex.join(["transformer-jax", *map(show_paths, safe), *import_arguments()])
+    named = [word for file in imports or () for word in ("--import", file)]
+    end = import_arguments() if imports is None else named
+    return shlex.join(["transformer-jax", *map(show_paths, safe), *end])
 
 
 def _format_option(setting: Setting) -> str:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 
 from transformer_jax.errors import show_paths
 
@@ -75,11 +76,16 @@ class Note(UserWarning):
     """A warning that contains one line of text for the user."""
 
 
+def _is_own(frame: FrameType) -> bool:
+    # Decorators of `contextlib` call this package's functions. In a script, `__package__` is None.
+    package, module = (frame.f_globals.get(key) for key in ("__package__", "__name__"))
+    return str(package).startswith(PACKAGE) or module == "contextlib"
+
+
 def note(text: str) -> None:
     """Issue a `Note` whose location is the line outside this package that called the package."""
     level, frame = 1, sys._getframe()
-    # In a script, `__package__` is None.
-    while frame is not None and str(frame.f_globals.get("__package__")).startswith(PACKAGE):
+    while frame is not None and _is_own(frame):
         level, frame = level + 1, frame.f_back
     # Paths can contain bytes that are not UTF-8.
     shown = show_paths(text).encode(errors="backslashreplace").decode()

@@ -164,22 +164,32 @@ def describe_foreign(names: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return described
 
 
-def check_registered(path: Path, described: Mapping[str, Mapping[str, object]]) -> None:
-    """Raise a UsageError if a run or sweep uses a part that is not registered.
+def check_registered(path: Path, *described: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise a UsageError if a run or sweep uses parts that are not registered.
 
-    Reading a folder never causes an import, because the folder holds only data. `described` is the
-    stored result of `describe_foreign`.
+    Reading a folder never causes an import, because the folder holds only data. Each argument after
+    the path is a stored result of `describe_foreign`.
     """
-    for field, part in described.items():
-        if part["name"] not in foreign_names(field):
-            file = part.get("file")
-            origin = (
-                "was registered in a notebook or a terminal: define it again first"
-                if file is None
-                else f"{file} registers: import {file} first (on the command line: --import, "
-                "followed by its path)"
-            )
-            raise UsageError(f"{path} uses {field} {part['name']!r}, which {origin}")
+    missing = {
+        (field, part["name"]): part.get("file")
+        for parts in described
+        for field, part in parts.items()
+        if part["name"] not in foreign_names(field)
+    }
+    if not missing:
+        return
+    uses = f"{path} uses " + ", ".join(f"{field} {name!r}" for field, name in missing)
+    files = list(dict.fromkeys(str(file) for file in missing.values() if file is not None))
+    if not files:
+        raise UsageError(
+            f"{uses}, which was registered in a notebook or a terminal: define it again first"
+        )
+    names, their = " and ".join(files), "its path" if len(files) == 1 else "the path of each"
+    verb = "registers" if len(files) == 1 else "register"
+    raise UsageError(
+        f"{uses}, which {names} {verb}: import {names} first (on the command line: --import, "
+        f"followed by {their})"
+    )
 
 
 def imported_files() -> list[Path]:

@@ -1,20 +1,25 @@
 """Test that runs are created completely or not at all, and can start from existing parameters."""
 
 import re
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from example_configs import SMALL
 from run_files import write_untrained_run
 from training_runs import QUIET, assert_same, resume, state_of, train
 
 import transformer_jax
-from transformer_jax import optional
-from transformer_jax.config import Config, ModelConfig
+from transformer_jax import optional, registry
+from transformer_jax.config import Config, DataConfig, ModelConfig
+from transformer_jax.config.loading import import_file
 from transformer_jax.config.validation import ON_INIT_FROM, marked
+from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError, UsageError
+from transformer_jax.model import Heads, MultiHeadAttention
 from transformer_jax.progress import Note
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
@@ -41,6 +46,25 @@ def test_a_run_rejects_parameters_of_another_shape(whole_run: Path, tmp_path: Pa
         create_run(other, tmp_path / "x", QUIET, init_from=whole_run)
     assert not (tmp_path / "x").exists()
 
+
+# The source of a corpus whose identity does not depend on its lines.
+LETTERS = """
+import transformer_jax
+
+@transformer_jax.register("data.corpus", "letters")
+class Letters:
+    splits = ("train", "dev")
+    name = identity = "letters"
+
+    def __init__(self, config):
+        pass
+
+    def count(self, split):
+        return 50
+
+    def read(self, split, start=0):
+        yield from [(" ".join("{letters}"), "{letters}")] * (50 - start)
+"""
 
 # Overrides for the model section of `SMALL`. The error message names the first field of each
 # override.
@@ -228,6 +252,59 @@ def test_a_part_that_cannot_be_called_is_named_and_leaves_no_run_folder(tmp_path
     expected = "This run uses train.optimizer 'nothing' of test_create_run.py. "
     assert any(note.startswith(expected) for note in error.value.__notes__)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_a_part_whose_output_would_be_broadcast_is_rejected(tmp_path: Path) -> None:
+    transformer_jax.register("model.activation", "narrow")(lambda x: x.sum(axis=-1, keepdims=True))
+    with pytest.raises(ValueError, match="an activation function must return shape"):
+        create_run(SMALL.change(model={"activation": "narrow"}), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+class Unmasked(MultiHeadAttention):
+    """Attention that ignores the mask."""
+
+    def attend_heads(self, heads: Heads, train: bool, /) -> Any:
+        return super().attend_heads(heads._replace(mask=jnp.ones_like(heads.mask)), train)
+
+
+@pytest.mark.usefixtures("forget_parts")
+@pytest.mark.parametrize(
+    ("part", "dtype", "expected"),
+    [
+        (Unmasked, "float32", ["later target tokens and padding of the source"]),
+        (Unmasked, "bfloat16", ["later target tokens and padding of the source"]),
+        (MultiHeadAttention, "float32", []),
+        (MultiHeadAttention, "bfloat16", []),
+    ],
+)
+def test_a_part_that_ignores_the_mask_is_noted(
+    part: type[MultiHeadAttention], dtype: str, expected: list[str], tmp_path: Path
+) -> None:
+    transformer_jax.register("model.attention_implementation", "mine")(part)
+    config = SMALL.change(model={"attention_implementation": "mine", "dtype": dtype})
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        create_run(config, tmp_path / "run", QUIET)
+    found = (re.search(r"predictions depend on (.*), so", str(x.message)) for x in notes)
+    assert [match[1] for match in found if match] == expected
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_the_text_of_a_corpus_whose_file_changes_is_prepared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, found = tmp_path / "letters.py", list[str]()
+    for letters in ("abcd", "wxyz"):
+        registry._parts["data.corpus"].pop("letters", None)
+        registry._digests.clear()
+        monkeypatch.setenv(registry.IMPORTS, "")
+        file.write_text(LETTERS.format(letters=letters), encoding="utf-8")
+        import_file(str(file))
+        prepared = prepare_text(DataConfig(corpus="letters", vocab_size=16))
+        found.append(prepared.lines("dev")[0][0])
+    assert found == ["a b c d", "w x y z"]
 
 
 def test_normalization_travels_with_the_vocabulary_of_a_run(tmp_path: Path) -> None:

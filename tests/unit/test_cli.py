@@ -70,6 +70,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("params", "table3:A11"): "did you mean 'A1'?",
     ("resume", "nowhere"): "nowhere is not a run",
     ("train", "tiny", "extra"): "train got an unexpected argument 'extra'",
+    ("train", "tiny", "b.py"): "unexpected argument 'b.py'; repeat --import for each file",
+    ("sweep", "tiny", "--seed", "3"): "unknown option --seed; did you mean --seeds?",
     ("train", "tiny", "--model.num-haeds", "4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--model.num_haeds=4"): "did you mean --model.num-heads?",
     ("train", "tiny", "--num-heads", "4"): "did you mean --model.num-heads?",

@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from transformer_jax import progress
+from transformer_jax.errors import storage_errors
 
 Reports = list[tuple[str, int, int]]
 
@@ -72,9 +73,11 @@ def test_the_location_of_a_note_is_the_line_that_called_the_package() -> None:
         progress.note("direct")
         with progress.task("nested", total=1):
             pass
+        storage_errors("a problem")(progress.note)("decorated")
     assert [(str(x.message), x.category, x.filename) for x in caught] == [
         ("direct", progress.Note, __file__),
         ("nested", progress.Note, __file__),
+        ("decorated", progress.Note, __file__),
     ]
 
 

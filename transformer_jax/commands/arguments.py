@@ -245,7 +245,8 @@ def _report(
                     option = word.removesuffix(f"={token}")
                     raise UsageError(f"{option} takes no value, got {token!r}")
             if not re.match("--?[A-Za-z]", token):
-                raise UsageError(f"{name} got an unexpected argument {token!r}")
+                hint = "; repeat --import for each file" if token.endswith(".py") else ""
+                raise UsageError(f"{name} got an unexpected argument {token!r}{hint}")
             option = token.partition("=")[0].replace("_", "-")
             raise UsageError(f"unknown option {token}{_suggest(option, options)}")
         case tyro_errors.InstantiationFailure(message=message, argument=argument):
@@ -283,12 +284,14 @@ def _section_of(option: str) -> str:
 def _suggest(option: str, options: Sequence[str]) -> str:
     """Suggest the option that is most similar, or return "" if no option is similar.
 
-    Prefer an option that begins with a section or ends with `-from`, but is otherwise the same.
+    Prefer an option with one more or one less "s", and then an option that begins with a section or
+    ends with `-from`, but is otherwise the same.
     """
+    number = [o for o in options if o in (f"{option}s", option.removesuffix("s")) and o != option]
     completed = [o for o in options if o == f"{option}-from" or o.endswith(f".{option[2:]}")]
     given, sections = _section_of(option), {_section_of(o) for o in options}
     [section] = difflib.get_close_matches(given, sections, n=1, cutoff=0.7) or [given]
     own = {o.removeprefix(section): o for o in options if o.startswith(section)}
     near = difflib.get_close_matches(option.removeprefix(given), own, n=1, cutoff=0.7)
-    found = [*completed, *(own[name] for name in near)]
+    found = [*number, *completed, *(own[name] for name in near)]
     return f"; did you mean {found[0]}?" if found else ""

@@ -339,7 +339,7 @@ def _print_estimates(sweep: "plan.Sweep", num_slots: int, *, retry_failed: bool)
         f"{_format_limit(total)} of training for the remaining "
         f"{sum(remaining.values()):.3g} of {len(sweep.runs)} runs, if training reaches "
         f"{estimates.ASSUMED_UTILIZATION:.0%} of this machine's peak; padding and short "
-        "targets reduce the time, and scoring adds to it"
+        "targets reduce the time, and compilation and scoring add to it"
     )
 
 

@@ -80,7 +80,7 @@ class PartName:
         foreign = foreign_names(field)
         if name not in self.own and name not in foreign:
             names = (*self.own, *foreign)
-            advice = did_you_mean(name, names) or "; if your own file registers it, import the file"
+            advice = advise_import(name, names)
             rule = f"one of {', '.join(map(repr, names))}"
             raise ConfigError.from_field(field, rule, name, advice)
 
@@ -193,6 +193,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar known name, or "" if no name is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def advise_import(name: str, known: Iterable[str]) -> str:
+    """Return advice for an unknown name of a part: the most similar known name, and an import."""
+    how = "f your own file registers it, import that file (on the command line: --import)"
+    suggestion = did_you_mean(name, known)
+    return f"{suggestion} I{how}" if suggestion else f"; i{how}"
 
 
 def field_names(cls: type) -> list[str]:

@@ -29,6 +29,7 @@ from transformer_jax.data.vocabulary import digest, lock, train_vocabulary, veri
 from transformer_jax.errors import DataError, StorageError, storage_errors
 from transformer_jax.files import JsonObject, read_json, write_json
 from transformer_jax.progress import note
+from transformer_jax.registry import describe_foreign
 
 # If less than this fraction of the training pairs can be used, the text or the limits may be wrong.
 MIN_KEPT = 0.9
@@ -103,7 +104,9 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
     for split in ("train", "dev"):
         if split not in corpus.splits:
             raise DataError(f"{corpus.name} has no {split} split, which training needs")
-    identity = corpus.identity
+    # If the file that registers a corpus changes, the lines of the corpus may change.
+    part = describe_foreign({"data.corpus": config.corpus}).get("data.corpus", {})
+    identity = corpus.identity + part.get("sha256", "")
     vocabulary = vocabulary or train_vocabulary(corpus, identity, config)
     tokenizers = [tokenizer.digest for tokenizer in vocabulary.tokenizers.values()]
     sampling = (config.bpe_dropout, config.bpe_dropout_samples) if config.bpe_dropout else ()

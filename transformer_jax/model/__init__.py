@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from transformer_jax.model.losses import Loss, cross_entropy
     from transformer_jax.model.masks import causal_mask, source_mask
     from transformer_jax.model.positions import AddPositions, sinusoid
+    from transformer_jax.model.variants.sub_layers import AddNothing
 
 __all__ = [
+    "AddNothing",
     "AddPositions",
     "Dense",
     "Dropout",

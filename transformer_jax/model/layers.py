@@ -28,6 +28,17 @@ MakeFeedForward = Callable[[ModelConfig], Callable[..., Array]]
 keyword argument `train` to an array of the same shape."""
 
 
+def check_shape(part: str, output: Array, like: Array) -> Array:
+    """Return the output of a part of the model, which must have the same shape as `like`.
+
+    Raises:
+        ValueError: the shapes differ. A sum could otherwise hide the mistake by broadcasting.
+    """
+    if output.shape != like.shape:
+        raise ValueError(f"{part} must return shape {like.shape}, got {output.shape}")
+    return output
+
+
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2, applied to each position (equation 2).
 
@@ -42,9 +53,13 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
         c, bias = self.config, self.config.feed_forward_bias
-        x = self.activation(Dense((c.d_ff,), c.dtype, use_bias=bias, name="inner")(x))
+        x = self.activate(Dense((c.d_ff,), c.dtype, use_bias=bias, name="inner")(x))
         x = Dropout(c.activation_dropout)(x, train=train)
         return Dense((c.d_model,), c.dtype, use_bias=bias, name="outer")(x)
+
+    def activate(self, x: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
+        """Apply the activation function to each element."""
+        return check_shape("an activation function", self.activation(x), x)
 
 
 def layer_norm(config: ModelConfig, *, name: str | None = None) -> nn.LayerNorm:
@@ -73,7 +88,7 @@ class AddAndNorm(nn.Module):
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
         """Add the sub-layer's output y to x and normalize the sum."""
-        x = x + Dropout(self.config.dropout)(y, train=train)
+        x = x + Dropout(self.config.dropout)(check_shape("a sub-layer", y, x), train=train)
         return self.make_norm(self.config, name="norm")(x)
 
     @staticmethod

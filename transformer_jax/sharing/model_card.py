@@ -10,6 +10,7 @@ from typing import NamedTuple
 from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.text_files import SUFFIXES
+from transformer_jax.registry import describe_foreign
 from transformer_jax.runs.run_folder import Dtype, evaluation_folders, read_scores
 
 CARD = """---
@@ -22,11 +23,11 @@ parameters, stored in {dtype}. Computations use {computation_dtype}.
 
 ## How to load it
 
-Install transformer-jax, and load this folder:
+Install transformer-jax, and load this folder:{needs}
 
 ```python
 import transformer_jax
-
+{imports}
 run = transformer_jax.load({path})
 print(run.translate(["{example}"]))
 ```
@@ -125,6 +126,8 @@ def write_card(
         and [data.dataset.split("/")[0].removesuffix("_translate")],
         "metrics": scores and ["bleu", "chrf", "perplexity"],
     }
+    parts = describe_foreign(config.parts())
+    files = {part["file"]: part["sha256"] for part in parts.values() if "file" in part}
     # JSON is valid YAML, and it quotes words such as "no" that YAML would read as booleans.
     front_matter = "".join(f"{k}: {json.dumps(v)}\n" for k, v in metadata.items() if v)
     return CARD.format(
@@ -134,7 +137,9 @@ def write_card(
             config.model.architecture, f"A model of architecture {config.model.architecture}"
         ),
         path=json.dumps(name, ensure_ascii=False),
-        command=shell_command("translate", Path(name)),
+        needs=_describe_needs(parts, files),
+        imports="".join(f"import {Path(file).stem}\n" for file in files),
+        command=shell_command("translate", Path(name), imports=list(files)),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
         parameters=parameters,
         dtype=dtype,
@@ -144,6 +149,20 @@ def write_card(
         training=_describe_training(config, versions, steps),
         scores=_describe_scores(scores, dtype),
         limits=_describe_limits(config),
+    )
+
+
+def _describe_needs(parts: Mapping[str, Mapping[str, str]], files: Mapping[str, str]) -> str:
+    """Describe the parts of a model that are registered outside this package."""
+    if not parts:
+        return ""
+    names = ", ".join(f"`{field}` {_code(part['name'])}" for field, part in parts.items())
+    digests = "".join(f"\n- {_code(file)}: SHA-256 {_code(x)}" for file, x in files.items())
+    where = "Save these files" if files else "Define these parts"
+    end = f" in the working directory first:\n{digests}" if files else " first."
+    return (
+        "\n\nThe model uses parts that are neither in transformer-jax nor in this folder: "
+        f"{names}. {where}{end}"
     )
 
 

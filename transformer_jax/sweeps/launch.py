@@ -25,6 +25,7 @@ from transformer_jax.sweeps.status import (
     PROCESS_GONE,
     SLOT_VARIABLE,
     RunStatus,
+    last_log_line,
     read_status,
     write_status,
 )
@@ -247,7 +248,9 @@ def _settle_status(
     # A run that is still running belongs to another worker.
     if is_stopping or code == 0 or status.status == "running" or (is_new and is_final):
         return status
-    note = f"its worker exited with code {code}: see {run.log_file}"
+    line = last_log_line(run)
+    reason = f"{line}; " if line.startswith("transformer-jax: ") else ""
+    note = f"its worker exited with code {code}: {reason}see {run.log_file}"
     write_status(run, "failed", job="", note=note)
     return read_status(run)
 

@@ -245,8 +245,7 @@ class Sweep:
                 raise StorageError(
                     f"{file} has format {plan['format']!r}, but this version reads format {FORMAT}"
                 )
-            for row in plan["rows"].values():
-                check_registered(path, row.get("parts", {}))
+            check_registered(path, *(row.get("parts", {}) for row in plan["rows"].values()))
             rows = {
                 check_row_name(name): Row(
                     Config.from_dict(row["config"]),

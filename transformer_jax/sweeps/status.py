@@ -43,6 +43,8 @@ JOB_VARIABLE = "TRANSFORMER_JAX_JOB"
 TAIL_BYTES = 1 << 16
 # No operating system assigns a larger process ID.
 MAX_PID = 2**31 - 1
+# The longest note that is taken from a log.
+MAX_NOTE_LENGTH = 300
 # Scores from 0 to 100, including the scores of `evaluation.tasks`.
 PERCENTAGES = {"bleu", "chrf", "compound_bleu", "precision", "recall", "f1"}
 
@@ -349,3 +351,11 @@ def check_finished(statuses: Sequence[RunStatus]) -> None:
             "again, repeat the sweep with ",
             Setting("retry_failed", True),
         )
+
+
+def last_log_line(run: SweepRun) -> str:
+    """Return the end of the last nonblank line in the run's log."""
+    if not run.log_file.exists():
+        return "see the log of its job"
+    lines = run.log_file.read_text("utf-8", "replace").split("\n")
+    return next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]

@@ -25,6 +25,7 @@ from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
     current_job,
+    last_log_line,
     newest_evaluation,
     read_status,
     write_status,
@@ -33,7 +34,6 @@ from transformer_jax.sweeps.status import (
 PHASE_TIMEOUT = 1800.0
 SCORING_TIMEOUT = 4 * 3600.0
 # The maximum length, in characters, of a note that is copied from the log.
-MAX_NOTE_LENGTH = 300
 
 
 def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
@@ -87,20 +87,12 @@ def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
         else:
             code, note = _evaluate(run, phase, signals)
         if code:
-            note = note or _last_line(run)
+            note = note or last_log_line(run)
             write_status(run, "stopped" if signals else "failed", note=note, exit_code=code)
             return code
         finished.append(phase)
     write_status(run, "done", phase="", finished=finished)
     return 0
-
-
-def _last_line(run: SweepRun) -> str:
-    """Return the end of the last nonblank line in the run's log."""
-    if not run.log_file.exists():
-        return "see the log of its job"
-    lines = run.log_file.read_text("utf-8", "replace").split("\n")
-    return next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
 
 
 def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list[int]) -> int:
@@ -135,7 +127,7 @@ def _train_together(runs: Sequence[SweepRun], step_timeout: float, signals: list
         return max(_train_together(part, step_timeout, signals) for part in parts)
     for run in untrained:
         status = "stopped" if signals else "failed"
-        write_status(run, status, note=note or _last_line(run), exit_code=code)
+        write_status(run, status, note=note or last_log_line(run), exit_code=code)
     return code
 
 

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from transformer_jax import progress
-from transformer_jax.backend import describe_environment
+from transformer_jax.backend import describe_environment, host_device
 from transformer_jax.baselines.build import build_model
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.config.validation import ON_INIT_FROM, marked
@@ -20,12 +22,19 @@ from transformer_jax.errors import DataError, Setting, UsageError
 from transformer_jax.evaluation.scores import LIBRARIES
 from transformer_jax.evaluation.tasks import check_task
 from transformer_jax.inference.trained_run import Run, load
-from transformer_jax.model.encoder_decoder import EncoderDecoder
+from transformer_jax.model.encoder_decoder import (
+    EncoderDecoder,
+    Params,
+    init_params,
+    make_rng,
+)
 from transformer_jax.model.inspect import check_params
 from transformer_jax.optional import require_library
+from transformer_jax.progress import note
 from transformer_jax.registry import describe_foreign, foreign_names
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder, check_available
+from transformer_jax.special_tokens import BOS, EOS, PAD, UNKNOWN
 from transformer_jax.training.checkpointing import checkpoint_arrays, checkpoint_metadata
 from transformer_jax.training.step import TrainStep, init_state
 
@@ -68,6 +77,8 @@ def create_run(
 
     if parts := describe_foreign(config.parts()):
         _check_parts(model, config, parts)
+        if any(field.startswith("model.") for field in parts):
+            _check_masks(config.model, sizes)
 
     arguments = path, config, prepared.vocabulary, prepared.fingerprint
     with RunFolder.build(*arguments, environment=describe_environment()) as folder:
@@ -109,7 +120,7 @@ def _check_parts(
     """Trace a training step, so that an error in a part occurs before the run folder exists."""
 
     def step() -> object:
-        tokens = jnp.ones((1, 2), jnp.int32)
+        tokens = jnp.ones((2, 3), jnp.int32)
         return TrainStep(model, config.train)(
             init_state(model, config.train), Batch(tokens, tokens)
         )
@@ -123,6 +134,38 @@ def _check_parts(
             "called and what they must return."
         )
         raise
+
+
+def _check_masks(config: ModelConfig, sizes: Mapping[str, int]) -> None:
+    """Issue a note if a prediction depends on a later token or on padding.
+
+    The note depends on random parameters and a single layer.
+    """
+    if config.dtype == "float64" or min(config.max_length, *config.max_positions_per_stack) < 4:
+        return
+    model = build_model(replace(config, num_layers=1), **sizes)
+    apply: Any = model.apply
+    # The targets differ in their third token, which only the last prediction may depend on.
+    target = jnp.array([[BOS, UNKNOWN, BOS, EOS], [BOS, UNKNOWN, EOS, EOS]])
+    source = jnp.array([[BOS, UNKNOWN, EOS, PAD]] * 2)
+
+    @jax.jit
+    def predict(params: Params) -> tuple[jax.Array, ...]:
+        padded = apply({"params": params}, source, target)
+        [unpadded] = apply({"params": params}, source[:1, :3], target[:1])
+        return *padded[:, :3], unpadded[:3]
+
+    with jax.default_device(host_device()):
+        params = init_params(model, make_rng(0))
+        first, second, unpadded = (np.asarray(x, np.float32) for x in predict(params))
+    # Programs for different shapes round differently.
+    limit = (0.02 if config.dtype == "bfloat16" else 1e-3) * np.abs(first).max()
+    changes = {"later target tokens": second, "padding of the source": unpadded}
+    if found := [name for name, x in changes.items() if np.abs(first - x).max() > limit]:
+        note(
+            f"the model's predictions depend on {' and '.join(found)}, so its scores are not "
+            "comparable: a part that combines positions must use the mask that it receives"
+        )
 
 
 def _check_lengths(config: ModelConfig, prepared: Prepared) -> None:

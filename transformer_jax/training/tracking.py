@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from transformer_jax.config import Config
-from transformer_jax.config.validation import did_you_mean
+from transformer_jax.config.validation import advise_import
 from transformer_jax.errors import ConfigError, summarize_error
 from transformer_jax.files import read_json_if_valid, read_limited, write_json
 from transformer_jax.optional import require_library
@@ -41,7 +41,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             known = ", ".join(map(repr, TRACKERS))
-            advice = did_you_mean(name, TRACKERS) or "; if your file registers it, import the file"
+            advice = advise_import(name, TRACKERS)
             raise ConfigError.from_field("train.trackers", f"among {known}", name, advice)
         if name in CLIENTS:
             require_library(name)

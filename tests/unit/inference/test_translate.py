@@ -171,7 +171,7 @@ def test_each_width_is_compiled_once(run: Run, lines: list[str]) -> None:
 def test_all_exponents_of_the_length_penalty_share_a_program(run: Run, lines: list[str]) -> None:
     decode = dataclasses.replace(run.config.decode, beam_size=3, max_extra_length=4)
     cache_size = cast(Any, translate_batch)._cache_size
-    scores, programs = [], []
+    scores, programs = list[list[float]](), list[int]()
     for alpha in (1.0, 0.5):
         config = dataclasses.replace(decode, length_penalty_alpha=alpha, average_checkpoints=2)
         found = Translator(run.model, run.vocabulary, config).translate(run.params, lines[:4])

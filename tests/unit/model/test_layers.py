@@ -43,7 +43,7 @@ from oracles import (
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.build import choose_components
-from transformer_jax.model.layers import AddAndNorm, FeedForward
+from transformer_jax.model.layers import AddAndNorm, FeedForward, check_shape
 
 BIASED = replace(SMALL_MODEL, attention_bias=True)
 
@@ -85,6 +85,13 @@ def test_the_residual_adds_the_input_and_not_the_query() -> None:
     output = apply(layer, params, x, mask)
     np.testing.assert_allclose(output, layer_with_residual(floats(x)), atol=1e-5)
     assert not np.allclose(output, layer_with_residual(query), atol=0.1)
+
+
+def test_an_output_that_would_be_broadcast_is_rejected() -> None:
+    x = jnp.zeros((2, 3, 4))
+    assert check_shape("a sub-layer", x, x) is x
+    with pytest.raises(ValueError, match=r"a sub-layer must return .*\(2, 3, 4\), got \(2, 3, 1\)"):
+        check_shape("a sub-layer", x[..., :1], x)
 
 
 def test_the_feed_forward_network_is_two_convolutions_of_kernel_size_one() -> None:

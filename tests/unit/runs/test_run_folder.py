@@ -319,6 +319,22 @@ def test_a_run_whose_part_is_not_registered_names_the_file_to_import(tmp_path: P
 
 
 @pytest.mark.usefixtures("forget_parts")
+def test_all_files_to_import_are_named_at_once(tmp_path: Path) -> None:
+    described = [
+        {"model.norm": {"name": "a", "file": "norms.py"}, "train.loss": {"name": "b"}},
+        {"model.norm": {"name": "a", "file": "norms.py"}},
+        {"data.corpus": {"name": "c", "file": "texts.py"}},
+    ]
+    with pytest.raises(UsageError) as error:
+        registry.check_registered(tmp_path, *described)
+    assert str(error.value) == (
+        f"{tmp_path} uses model.norm 'a', train.loss 'b', data.corpus 'c', which norms.py and "
+        "texts.py register: import norms.py and texts.py first (on the command line: --import, "
+        "followed by the path of each)"
+    )
+
+
+@pytest.mark.usefixtures("forget_parts")
 def test_a_part_of_a_notebook_must_be_defined_again(tmp_path: Path) -> None:
     exec(compile(PART, "<cell 1>", "exec"), {})  # noqa: S102 - the code is this file's
     config = CONFIG.change(model={"activation": "twice"})

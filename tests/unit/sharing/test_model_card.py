@@ -1,3 +1,4 @@
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ import yaml
 from example_configs import NUMBER_WORDS, SMALL
 
 from transformer_jax.config import Config, DataConfig
+from transformer_jax.config.loading import import_file
 from transformer_jax.files import MAX_JSON_BYTES
 from transformer_jax.sharing.model_card import find_languages, find_scores, write_card
 
@@ -69,6 +71,24 @@ def test_the_metadata_is_yaml_and_has_only_what_is_known(tmp_path: Path) -> None
         "datasets": ["wmt14"],
         "metrics": ["bleu", "chrf", "perplexity"],
     }
+
+
+@pytest.mark.usefixtures("forget_parts")
+def test_the_card_names_the_files_that_the_model_needs(tmp_path: Path) -> None:
+    assert "import transformer_jax\n\nrun = " in card_of(tmp_path)
+    file = tmp_path / "my_parts.py"
+    file.write_text(
+        "import transformer_jax\n"
+        "transformer_jax.register('model.activation', 'once')(lambda x: x)\n"
+    )
+    import_file(str(file))
+    card = card_of(tmp_path, SMALL.change(model={"activation": "once"}))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert "`model.activation` `once`. Save these files in the working" in card
+    assert f"\n- `my_parts.py`: SHA-256 `{digest}`\n" in card
+    assert "import transformer_jax\nimport my_parts\n\nrun = " in card
+    assert "`transformer-jax translate name --import my_parts.py < FILE`" in card
+    assert str(tmp_path) not in card
 
 
 def test_the_card_states_the_data_type_of_computations(tmp_path: Path) -> None:

@@ -303,10 +303,13 @@ def test_a_sweep_whose_parts_are_not_registered_names_the_file_to_import(tmp_pat
     rows |= {x: Row(BASE.change(model={"activation": x})) for x in ("once", "twice")}
     plan_sweep(tmp_path / "s", rows, 1).store()
     assert Sweep.open(tmp_path / "s").rows == rows
-    for name in ("twice", "once"):
+    messages = {
+        "twice": "model.activation 'twice', which twice.py registers",
+        "once": "model.activation 'once', model.activation 'twice', which once.py and twice.py",
+    }
+    for name, message in messages.items():
         del registry._parts["model.activation"][name]
         with pytest.raises(UsageError) as error:
             Sweep.open(tmp_path / "s")
         assert error.value.exit_code == 2
-        uses = f"{tmp_path / 's'} uses model.activation {name!r}, which {name}.py registers"
-        assert str(error.value).startswith(uses)
+        assert str(error.value).startswith(f"{tmp_path / 's'} uses {message}")

@@ -194,7 +194,8 @@ def test_an_unknown_tracker_is_rejected_before_a_run_is_created(tmp_path: Path) 
         tj.train(config, tmp_path / "run")
     assert str(error.value) == (
         "train.trackers must be among 'tensorboard', 'wandb', 'mlflow', 'aim', got 'tensorbord'; "
-        "did you mean 'tensorboard'?"
+        "did you mean 'tensorboard'? If your own file registers it, import that file (on the "
+        "command line: --import)"
     )
     assert list(tmp_path.iterdir()) == []
 

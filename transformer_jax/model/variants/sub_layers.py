@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import dot_product, repeat_heads
 from transformer_jax.model.dropout import Dropout
-from transformer_jax.model.layers import AddAndNorm, FeedForward, MakeNorm
+from transformer_jax.model.layers import AddAndNorm, FeedForward, MakeNorm, check_shape
 from transformer_jax.model.linear import Dense
 from transformer_jax.model.operations import normal, sum_dtype
 from transformer_jax.model.positions import AddLearnedPositions, AddPositions
@@ -42,7 +42,7 @@ class NormAndAdd(AddAndNorm):
     def leave(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], *, train: bool = False
     ) -> Float[Array, "B T D"]:
-        return x + self.dropout(y, train=train)
+        return x + self.dropout(check_shape("a sub-layer", y, x), train=train)
 
     @staticmethod
     def make_final_norm(config: ModelConfig, make_norm: MakeNorm, /) -> Callable[[Array], Array]:
@@ -60,7 +60,7 @@ class GatedFeedForward(FeedForward):
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], *, train: bool = False) -> Float[Array, "B T D"]:
         c, bias = self.config, self.config.feed_forward_bias
-        gate = self.activation(Dense((c.d_ff,), c.dtype, use_bias=bias, name="gate")(x))
+        gate = self.activate(Dense((c.d_ff,), c.dtype, use_bias=bias, name="gate")(x))
         x = gate * Dense((c.d_ff,), c.dtype, use_bias=bias, name="inner")(x)
         x = Dropout(c.activation_dropout)(x, train=train)
         return Dense((c.d_model,), c.dtype, use_bias=bias, name="outer")(x)
