@@ -274,8 +274,6 @@ class Unmasked(MultiHeadAttention):
     ("part", "dtype", "expected"),
     [
         (Unmasked, "float32", ["later target tokens and padding of the source"]),
-        (Unmasked, "bfloat16", ["later target tokens and padding of the source"]),
-        (MultiHeadAttention, "float32", []),
         (MultiHeadAttention, "bfloat16", []),
     ],
 )
