@@ -11,7 +11,10 @@ COPY transformer_jax transformer_jax
 # The CUDA libraries come from PyPI, so the image needs only the driver of its host.
 RUN python -m pip install --no-cache-dir --constraint constraints.txt ".[cloud${EXTRA:+,$EXTRA}]" \
     && transformer-jax version
-# Mount a folder here to keep prepared text and compiled programs.
+# Mount a folder at /cache to keep prepared text and compiled programs. Any user may run the image.
+RUN mkdir -m 1777 /cache /data
 ENV TRANSFORMER_JAX_CACHE=/cache
+# Google Kubernetes Engine mounts the driver here, but does not add the folder to the search path.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64
 WORKDIR /data
 CMD ["transformer-jax", "help"]

@@ -7,15 +7,17 @@ exchange bytes, so none of them executes data.
 """
 
 import contextlib
+import math
 import os
 import pkgutil
 import queue
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import TypeVar
 
 from transformer_jax.errors import TransformerJaxError, summarize_error
@@ -32,11 +34,34 @@ serve(handler)
 """
 
 
-def count_usable_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def count_usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of CPU cores that this process may use, at least 1.
+
+    This function respects the CPU limits of containers (see `control_groups`).
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    for folder in control_groups(root):
+        # The root control group has no limit, and the limit of any other group can be "max".
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, (folder / "cpu.max").read_text("utf-8").split())
+            count = min(count, max(1, math.ceil(quota / period)))
+    return count
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders of this process's control groups (version 2), from the innermost outward.
+
+    The folder `root` contains the folders `proc` and `sys`.
+    """
+    mount = group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        groups = (root / "proc/self/cgroup").read_text("utf-8")
+        group = mount / groups.rpartition("0::/")[2].strip()
+    for folder in (group, *group.parents):
+        yield folder
+        if folder == mount:
+            return
 
 
 def map_in_order(

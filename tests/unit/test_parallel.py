@@ -120,3 +120,26 @@ def test_the_usable_cores_are_those_that_the_process_may_run_on() -> None:
     command = ["taskset", "-c", core, sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"1\n"
     assert count_usable_cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, 64),
+        ({"job": "max 100000"}, 64),
+        ({"job": "250000 100000"}, 3),
+        ({"job": "5000 100000"}, 1),
+        ({"": "800000 100000", "job/task": "400000 100000"}, 4),
+    ],
+)
+def test_the_usable_cores_respect_the_limits_of_containers(
+    tmp_path: Path, limits: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job/task\n")
+    for group, limit in limits.items():
+        folder = tmp_path / "sys" / "fs" / "cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(f"{limit}\n")
+    assert count_usable_cores(tmp_path) == expected

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import socket
 import time
 from typing import NamedTuple
@@ -106,7 +107,10 @@ def _from_environment() -> ProcessSpec | None:
     # JAX assigns one device to each process, because it expects one process per device. However, a
     # process that is alone on its machine should use all of the machine's devices.
     is_alone_on_machine = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
-    if is_slurm:
+    if re.fullmatch("[^,]+", environ.get("CUDA_VISIBLE_DEVICES", "")):
+        # The launcher gave this process a single GPU, for example with srun --gpus-per-task=1.
+        return spec._replace(local_devices=None)
+    if is_slurm and not is_mpi:
         is_alone_on_machine = environ["SLURM_STEP_NUM_TASKS"] == environ.get("SLURM_STEP_NUM_NODES")
     return spec._replace(local_devices=None) if is_alone_on_machine else spec
 

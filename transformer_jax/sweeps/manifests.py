@@ -74,8 +74,15 @@ def format_manifest(
     return comments + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def _list_imports(imports: Sequence[str]) -> dict[str, str]:
-    return {IMPORTS: join_imports(imports)} if imports else {}
+def _list_variables(cluster: Cluster, imports: Sequence[str]) -> dict[str, str]:
+    """Return environment variables that select the files to import and the kind of device."""
+    name = (cluster.accelerator or "").rpartition(":")[0].lower()
+    platform = "tpu" if "tpu" in name else "" if re.match("amd|mi[0-9]", name) else "cuda"
+    return {
+        **({IMPORTS: join_imports(imports)} if imports else {}),
+        # If the device is missing or cannot be used, JAX would otherwise train on the CPU.
+        **({"JAX_PLATFORMS": platform} if name and platform else {}),
+    }
 
 
 def _skypilot(name: str, job: str, cluster: Cluster, imports: Sequence[str]) -> JsonObject:
@@ -94,7 +101,7 @@ def _skypilot(name: str, job: str, cluster: Cluster, imports: Sequence[str]) -> 
         "resources": {key: value for key, value in resources.items() if value is not None},
         # SkyPilot copies this folder to the working directory of each job.
         **({"workdir": "."} if imports else {}),
-        "envs": {"RUN": "", JOB_VARIABLE: job, **_list_imports(imports)},
+        "envs": {"RUN": "", JOB_VARIABLE: job, **_list_variables(cluster, imports)},
         **({} if cluster.setup is None else {"setup": cluster.setup}),
     }
 
@@ -112,12 +119,17 @@ def _kubernetes(
         **({} if cluster.memory_gb is None else {"memory": f"{round(1024 * cluster.memory_gb)}Mi"}),
     }
     account, labels = cluster.service_account, cluster.node_selector
-    variables = {JOB_VARIABLE: f"kubernetes-{name}", **_list_imports(imports)}
+    variables = {JOB_VARIABLE: f"kubernetes-{name}", **_list_variables(cluster, imports)}
+    # The devices of a run exchange data through /dev/shm, which has only 64 MiB by default.
+    shares_memory = int(count or 0) > 1
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    mount = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 (in the container)
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": round(STOP_SECONDS),
         **({} if account is None else {"serviceAccountName": account}),
         **({"nodeSelector": dict(x.split("=", 1) for x in labels)} if labels else {}),
+        **({"volumes": [volume]} if shares_memory else {}),
         "containers": [
             {
                 "name": "run",
@@ -125,6 +137,7 @@ def _kubernetes(
                 "command": ["/bin/sh", "-c", script],
                 "env": [{"name": key, "value": value} for key, value in variables.items()],
                 **({"resources": {"limits": limits}} if limits else {}),
+                **({"volumeMounts": [mount]} if shares_memory else {}),
             }
         ],
     }

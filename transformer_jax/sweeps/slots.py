@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformer_jax.errors import BackendError, Setting, UsageError
+from transformer_jax.parallel import control_groups, count_usable_cores
 
 # This program prints the backend, the number of devices, and the bytes that JAX can use on each
 # device.
@@ -23,7 +24,11 @@ except BackendError as error:
     sys.exit(str(error))
 devices = jax.local_devices()
 size = (devices[0].memory_stats() or {}).get("bytes_limit")
-print(json.dumps([jax.default_backend(), len(devices), size]))
+backend, count = jax.default_backend(), len(devices)
+if backend == "tpu":
+    # Some chips have two devices, and a slot is a chip.
+    count = len({tuple(x.coords) for x in devices})
+print(json.dumps([backend, count, size]))
 """
 MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # The default value of the variable above.
@@ -116,7 +121,7 @@ def _make_accelerator_slots(backend: str, num_devices: int) -> list[Slot]:
 def _make_cpu_slots(limit: int | None) -> list[Slot]:
     if not hasattr(os, "sched_getaffinity"):
         return [Slot("cpu")]
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))[: count_usable_cores()]
     if limit is None:
         # The available memory limits the number of slots.
         limit = max(1, available_bytes() // CPU_RUN_BYTES)
@@ -136,11 +141,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = (root / "proc/meminfo").read_text("utf-8").splitlines()
         available = 1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1])
-    mount = group = root / "sys/fs/cgroup"
-    with contextlib.suppress(OSError):
-        groups = (root / "proc/self/cgroup").read_text("utf-8")
-        group = mount / groups.rpartition("0::/")[2].strip()
-    for folder in (group, *group.parents):
+    for folder in control_groups(root):
         # The root control group has no limit, and the limit of any other group can be "max".
         with contextlib.suppress(OSError, ValueError):
             limit = int((folder / "memory.max").read_text("utf-8"))
@@ -148,6 +149,4 @@ def available_bytes(root: Path = Path("/")) -> int:
             statistics = (folder / "memory.stat").read_text("utf-8").split()
             cache = int(statistics[statistics.index("inactive_file") + 1])
             available = min(available, limit - used + cache)
-        if folder == mount:
-            break
     return available

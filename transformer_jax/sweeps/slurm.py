@@ -28,6 +28,7 @@ from transformer_jax.sweeps.status import (
     SLURM_SLOT,
     RunStatus,
     current_job,
+    measure_progress,
     read_status,
     write_status,
 )
@@ -73,7 +74,7 @@ class Task:
         sweep = Sweep.open(Path(self.sweep))
         run = sweep.find(self.run_name)
         _await_submission(run)
-        self._progress_at_start = _measure_progress(run)
+        self._progress_at_start = measure_progress(run)
         signal.signal(signal.SIGTERM, lambda *_: self._end_worker())
         self._process = start_worker(sweep, [run], Slot(SLURM_SLOT), self.step_timeout)
         if self._is_ending:
@@ -111,7 +112,7 @@ class Task:
             _await_exit(self._process)
         if read_status(run).status in ("done", "failed"):
             return None
-        has_progressed = _measure_progress(run) > self._progress_at_start
+        has_progressed = measure_progress(run) > self._progress_at_start
         fruitless_requeues = 0 if has_progressed else self.fruitless_requeues + 1
         if fruitless_requeues == MAX_FRUITLESS_REQUEUES:
             note = f"no progress in {MAX_FRUITLESS_REQUEUES} allocations: increase slurm.time"
@@ -141,12 +142,6 @@ def _await_submission(run: SweepRun) -> None:
         if time.monotonic() > deadline:
             raise UsageError(f"{run.name} belongs to {f'job {job}' if job else 'no job'}")
         time.sleep(0.2)
-
-
-def _measure_progress(run: SweepRun) -> tuple[int, int]:
-    """Return the number of finished phases and the step of the latest checkpoint."""
-    steps = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
-    return len(read_status(run).finished), max(steps, default=0)
 
 
 def check_available() -> None:

@@ -66,6 +66,8 @@ class RunStatus:
     """A one-line explanation of the status, such as the reason for a failure."""
     exit_code: int = 0
     """The exit code of the phase that failed, or 0."""
+    fruitless: int = 0
+    """The number of consecutive attempts of its cluster's job that made no progress."""
     step: int = 0
     """The last step in metrics.jsonl."""
     perplexity: float | None = None
@@ -132,14 +134,15 @@ def write_status(
     note: str = "",
     exit_code: int = 0,
     process: int | None = None,
+    fruitless: int | None = None,
 ) -> None:
     """Write a run's status; `RunStatus` describes the fields.
 
-    `phase` and `finished` default to the stored values, and `job` to this process's job. `process`
-    is the ID of the run's worker process, by default this process.
+    `phase`, `finished`, and `fruitless` default to the stored values, and `job` to this process's
+    job. `process` is the ID of the run's worker process, by default this process.
     """
     process = os.getpid() if process is None else process
-    changes = {"phase": phase, "finished": finished}
+    changes = {"phase": phase, "finished": finished, "fruitless": fruitless}
     content = read_json_if_valid(run.status_file) | {
         **{key: value for key, value in changes.items() if value is not None},
         "status": status,
@@ -209,6 +212,7 @@ def _parse_status(run: SweepRun, stored: JsonObject) -> RunStatus:
         finished=tuple(finished),
         note=note,
         exit_code=code if is_count(code := stored.get("exit_code")) else 0,
+        fruitless=number if is_count(number := stored.get("fruitless")) else 0,
     )
 
 
@@ -359,3 +363,9 @@ def last_log_line(run: SweepRun) -> str:
         return "see the log of its job"
     lines = run.log_file.read_text("utf-8", "replace").split("\n")
     return next(filter(str.strip, reversed(lines)), "")[-MAX_NOTE_LENGTH:]
+
+
+def measure_progress(run: SweepRun) -> tuple[int, int]:
+    """Return the number of finished phases and the step of the latest checkpoint."""
+    steps = [int(path.name) for path in run.path.glob("checkpoints/*") if path.name.isdecimal()]
+    return len(read_status(run).finished), max(steps, default=0)

@@ -24,8 +24,10 @@ from transformer_jax.signals import handle_signals
 from transformer_jax.sweeps.plan import NAME_SEPARATOR, Sweep, SweepRun
 from transformer_jax.sweeps.status import (
     CORES_VARIABLE,
+    JOB_VARIABLE,
     current_job,
     last_log_line,
+    measure_progress,
     newest_evaluation,
     read_status,
     write_status,
@@ -33,7 +35,8 @@ from transformer_jax.sweeps.status import (
 
 PHASE_TIMEOUT = 1800.0
 SCORING_TIMEOUT = 4 * 3600.0
-# The maximum length, in characters, of a note that is copied from the log.
+# A job of a cluster fails after this many consecutive attempts without progress.
+MAX_FRUITLESS_ATTEMPTS = 3
 
 
 def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
@@ -52,10 +55,12 @@ def run_worker(runs: Sequence[SweepRun], step_timeout: float) -> int:
         print(f"{names}: already being trained or scored by another process", flush=True)  # noqa: T201
         return errors.RunInterrupted.exit_code
     signals: list[int] = []
-    codes = [_train_together(runs, step_timeout, signals)] if len(runs) > 1 else []
-    # A run that failed, or that a signal stopped, has a final status.
-    unfinished = [run for run in runs if len(runs) == 1 or read_status(run).status == "running"]
-    codes += [_finish(run, step_timeout, signals) for run in unfinished]
+    # During a phase, another handler also forwards the signal.
+    with handle_signals(lambda number, _: signals.append(number)):
+        codes = [_train_together(runs, step_timeout, signals)] if len(runs) > 1 else []
+        # A run that failed, or that a signal stopped, has a final status.
+        unfinished = [run for run in runs if len(runs) == 1 or read_status(run).status == "running"]
+        codes += [_finish(run, step_timeout, signals) for run in unfinished]
     return next(filter(None, codes), 0)
 
 
@@ -74,7 +79,7 @@ def _claim(run: SweepRun) -> bool:
 
 def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
     """Run the remaining phases of one run; return the exit code of the phase that failed, or 0."""
-    finished = list(read_status(run).finished)
+    finished, before = list(read_status(run).finished), measure_progress(run)
     for phase in SPLITS:
         if phase in finished or (phase == "test" and (run.is_trial or not _has_test_set(run))):
             continue
@@ -87,8 +92,15 @@ def _finish(run: SweepRun, step_timeout: float, signals: list[int]) -> int:
         else:
             code, note = _evaluate(run, phase, signals)
         if code:
-            note = note or last_log_line(run)
-            write_status(run, "stopped" if signals else "failed", note=note, exit_code=code)
+            note, fruitless = note or last_log_line(run), 0
+            is_retried = code == os.EX_TEMPFAIL and JOB_VARIABLE in os.environ
+            if is_retried and not signals and measure_progress(run) <= before:
+                fruitless = read_status(run).fruitless + 1
+            if fruitless == MAX_FRUITLESS_ATTEMPTS:
+                # SkyPilot would start the job again without limit.
+                note, code, fruitless = f"{note} (no progress in {fruitless} attempts)", 1, 0
+            status = "stopped" if signals else "failed"
+            write_status(run, status, note=note, exit_code=code, fruitless=fruitless)
             return code
         finished.append(phase)
     write_status(run, "done", phase="", finished=finished)
@@ -169,7 +181,10 @@ def _supervise(
     except errors.LostProcessError as error:
         # Standard output goes to the run's log.
         print(error, flush=True)  # noqa: T201
-        return error.exit_code, f"{error.reason}; repeat the sweep with --retry-failed"
+        is_in_cluster = JOB_VARIABLE in os.environ
+        again = "repeat the sweep with --retry-failed"
+        advice = "its cluster starts it again" if is_in_cluster else again
+        return error.exit_code, f"{error.reason}; {advice}"
     if code == errors.RunInterrupted.exit_code and not signals:
         # The trainer received the signal directly.
         signals.append(signal.SIGTERM)

@@ -129,6 +129,12 @@ MPI = {
         (SLURM, ProcessSpec("node1:62344", 2, 1)),
         (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, ProcessSpec("node1:62344", 2, 1, [0])),
         (MPI, ProcessSpec("10.96.0.1:62624", 8, 5, [1])),
+        # With `srun --gpus-per-task=1`, each process sees only its own GPU, which has number 0.
+        (
+            SLURM
+            | {"SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "0"},
+            ProcessSpec("node1:62344", 2, 1),
+        ),
         # These environments come from an sbatch script, a single-task Slurm step, and a machine
         # that is not part of a cluster.
         ({"SLURM_JOB_ID": "5000", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, None),
@@ -146,6 +152,16 @@ def test_the_environment_of_a_cluster_is_detected(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert resolve_cluster(None, None, None) == expected
+
+
+def test_processes_that_mpirun_starts_in_a_slurm_step_have_one_device_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {**SLURM, **MPI}.items():
+        monkeypatch.setenv(name, value)
+    spec = resolve_cluster(None, None, None)
+    assert spec is not None
+    assert len(spec.local_devices or ()) == 1
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,25 @@ def test_the_jobs_import_the_files_of_a_sweep() -> None:
     job = content["spec"]["replicatedJobs"][0]["template"]["spec"]
     [container] = job["template"]["spec"]["containers"]
     assert {"name": "TRANSFORMER_JAX_IMPORT", "value": value} in container["env"]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "platform"),
+    [("nvidia.com/gpu:8", "cuda"), ("google.com/tpu:4", "tpu"), ("amd.com/gpu:1", None)],
+)
+def test_a_job_without_its_accelerator_does_not_train_on_the_cpu(
+    accelerator: str, platform: str | None
+) -> None:
+    text = manifest("kubernetes", replace(KUBERNETES, accelerator=accelerator))
+    job = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
+    [container] = (pod := job["template"]["spec"])["containers"]
+    variables = {x["name"]: x["value"] for x in container["env"]}
+    assert variables.get("JAX_PLATFORMS") == platform
+    # Several devices exchange data through shared memory.
+    is_shared = not accelerator.endswith(":1")
+    assert ("volumes" in pod, "volumeMounts" in container) == (is_shared, is_shared)
+    sky = yaml.safe_load(manifest("skypilot", replace(SKYPILOT, accelerator="tpu-v5e-8:1")))
+    assert sky["envs"]["JAX_PLATFORMS"] == "tpu"
 
 
 def test_a_job_set_has_the_fields_of_the_published_schema() -> None:

@@ -1,5 +1,6 @@
 """Test that a worker runs the remaining phases of its run."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from transformer_jax.runs.metrics_file import format_report
 from transformer_jax.runs.run_folder import RunFolder
 from transformer_jax.sweeps import worker
 from transformer_jax.sweeps.plan import Sweep, SweepRun, plan_sweep
-from transformer_jax.sweeps.status import SLOT_VARIABLE, read_status, write_status
+from transformer_jax.sweeps.status import JOB_VARIABLE, SLOT_VARIABLE, read_status, write_status
 
 
 @pytest.fixture
@@ -184,6 +185,40 @@ def test_a_stuck_run_is_retried_by_its_sweep(
     assert worker.run_worker([run], 60.0) == LostProcessError.exit_code
     note = "no heartbeat for 60 s; repeat the sweep with --retry-failed"
     assert read_status(run).note == note
+
+
+def test_a_job_of_a_cluster_that_never_makes_progress_fails(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object, **__: object) -> int:
+        raise LostProcessError("SIGSEGV ended training after step 0", run.path)
+
+    monkeypatch.setattr(worker, "supervise", crash)
+    monkeypatch.setenv(JOB_VARIABLE, "skypilot-s")
+    run.log_file.touch()
+    codes = [worker.run_worker([run], 60.0) for _ in range(2)]
+    note = "SIGSEGV ended training after step 0; its cluster starts it again"
+    assert (codes, read_status(run).note) == ([75, 75], note)
+    # Progress resets the count.
+    steps = iter((0, 8))
+    monkeypatch.setattr(worker, "measure_progress", lambda _: (0, next(steps)))
+    assert worker.run_worker([run], 60.0) == 75
+    monkeypatch.setattr(worker, "measure_progress", lambda _: (0, 8))
+    codes = [worker.run_worker([run], 60.0) for _ in range(3)]
+    assert codes == [75, 75, 1]
+    assert read_status(run).summary == f"failed, train: {note} (no progress in 3 attempts)"
+
+
+def test_a_signal_before_the_first_phase_stops_a_worker(
+    run: SweepRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(_: SweepRun) -> tuple[int, int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0, 0
+
+    monkeypatch.setattr(worker, "measure_progress", measure)
+    assert worker.run_worker([run], 60.0) == RunInterrupted.exit_code
+    assert read_status(run).summary == "stopped: stopped before the next phase"
 
 
 def test_a_phase_that_a_signal_kills_names_the_signal(
