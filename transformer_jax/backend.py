@@ -113,7 +113,7 @@ def _check_no_fork() -> None:
     if _is_fork.is_set():
         raise BackendError(
             "this process is a fork of a process that uses JAX, so JAX cannot run in it: start "
-            "processes with multiprocessing.get_context('spawn')"
+            "processes with multiprocessing.get_context('spawn'), and load runs in each process"
         )
 
 

@@ -14,12 +14,14 @@ from training_runs import QUIET, assert_same, resume, state_of, train
 
 import transformer_jax
 from transformer_jax import optional, registry
+from transformer_jax.cli import main
 from transformer_jax.config import Config, DataConfig, ModelConfig
 from transformer_jax.config.loading import import_file
 from transformer_jax.config.validation import ON_INIT_FROM, marked
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.model import Heads, MultiHeadAttention
+from transformer_jax.model.inspect import digest_params
 from transformer_jax.progress import Note
 from transformer_jax.runs.checkpoint_manager import CheckpointManager
 from transformer_jax.runs.run_folder import RunFolder
@@ -28,16 +30,25 @@ from transformer_jax.training.loop import run_training
 
 
 @pytest.mark.slow
-def test_a_run_starts_with_the_parameters_of_another(whole_run: Path, tmp_path: Path) -> None:
+def test_a_run_starts_with_the_parameters_of_another(
+    whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = SMALL.change(train={"seed": 3, "steps": 1})
     folder = create_run(config, tmp_path / "next", QUIET, init_from=whole_run)
     other = transformer_jax.load(whole_run)
     run = transformer_jax.load(folder.path)
     assert run.step == 0
     assert_same(run.params, other.params)
+    digest = digest_params(other.params)
+    assert run.folder.init_from == f"{whole_run.name}, step {other.step}, sha256 {digest}"
+    # A run that began with random parameters is not another seed of this run.
+    assert len(transformer_jax.compare([whole_run, folder.path]).groups) == 2
+    assert main(["reproduce", str(folder.path)]) == 2
     assert run.vocabulary.target.model == other.vocabulary.target.model
     run_training(folder, QUIET)
     assert state_of(folder.path)[0] == 1
+    assert main(["reproduce", str(folder.path)]) == 2
+    assert "began with the parameters of another run: " in capsys.readouterr().err
 
 
 def test_a_run_rejects_parameters_of_another_shape(whole_run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from transformer_jax.config.validation import checked
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
+from transformer_jax.inference.ensemble import require_single
 from transformer_jax.inference.history import (
     SCORE_NAMES,
     MetricsTable,
@@ -105,6 +106,10 @@ def compare(runs: str | Path | Run | Iterable[str | Path | Run]) -> Comparison:
     """
     if isinstance(runs, str | Path | Run):
         runs = [runs]
+    runs = list(runs)
+    for run in runs:
+        if isinstance(run, Run):
+            require_single(run)
     folders = [x.folder if isinstance(x, Run) else RunFolder.open(local_path(x)) for x in runs]
     if not folders:
         raise UsageError("there is no run to compare")

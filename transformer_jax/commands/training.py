@@ -187,6 +187,11 @@ class Reproduce(PathCommand):
             raise UsageError(f"{original.path} is a package: reproduce the original run")
         if original.steps_done == 0:
             raise UsageError(f"{original.path} has no checkpoint after step 0 to reproduce")
+        if original.init_from:
+            raise UsageError(
+                f"{original.path} cannot be reproduced, because it began with the parameters of "
+                f"another run: {original.init_from}"
+            )
         # Resolve paths such as "." and "..", because they have no name to append a suffix to.
         base = original.path if original.path.name not in ("", "..") else original.path.resolve()
         base = base if find_url(base) is None else Path(base.name)

@@ -200,8 +200,14 @@ class Config(NamedFields):
 
     def warnings(self) -> list[str]:
         """Return a warning for each valid but unusual setting, which may be a mistake."""
-        model = self.model
-        return [
+        model, data, default = self.model, self.data, DataConfig()
+        ignored = [
+            f"note: data.corpus {data.corpus} does not use data.{name}"
+            for name in ("num_pairs", "max_numbers_per_line")
+            if data.corpus in ("text", "tfds", "trees")
+            and getattr(data, name) != getattr(default, name)
+        ]
+        return ignored + [
             f"note: num_heads x {key} is {model.num_heads * width}, not d_model ({model.d_model})"
             for key, width in (("d_k", model.d_k), ("d_v", model.d_v))
             if model.architecture == "transformer" and model.num_heads * width != model.d_model

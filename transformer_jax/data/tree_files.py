@@ -9,6 +9,7 @@ lines. Both kinds of files may be compressed with gzip, xz, or bzip2.
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from transformer_jax.data.text_files import FileCorpus, data_folder, read_lines
 from transformer_jax.data.trees import Tree, read_trees
 from transformer_jax.errors import DataError, Setting
 from transformer_jax.files import is_stray
+from transformer_jax.progress import note
 
 SUFFIXES = tuple(f".{kind}{end}" for kind in ("trees", "mrg") for end in ("", *COMPRESSED))
 # The Wall Street Journal sections in each split, by folder name.
@@ -67,19 +69,31 @@ class TreeFiles(FileCorpus):
 
     def _read_trees(self, split: Split) -> Iterator[Tree]:
         for path in self._paths[split]:
-            is_one_per_line = ".trees" in path.suffixes
+            is_one_per_line = ".trees" in path.name.lower()
             name = str(path.relative_to(self._folder))
             yield from read_trees(read_lines(path), name, one_per_line=is_one_per_line)
         self._check_unchanged(split)
 
 
 def _find_files(folder: Path, split: Split) -> list[Path]:
-    for suffix in SUFFIXES:
-        if (path := folder / f"{split}{suffix}").is_file():
-            return [path]
+    single = [path for x in SUFFIXES if (path := folder / f"{split}{x}").is_file()]
     folders = [folder / split]
     if not folders[0].is_dir():
         folders = [folder / section for section in WSJ_SECTIONS[split]]
     files = itertools.chain(*(sorted(x.rglob("*")) for x in folders if x.is_dir()))
-    own = (path for path in files if not any(map(is_stray, path.relative_to(folder).parts)))
-    return [path for path in own if path.name.endswith(SUFFIXES)]
+    trees = [path for path in files if path.name.lower().endswith(SUFFIXES)]
+    own = [path for path in trees if not any(map(is_stray, path.relative_to(folder).parts))]
+    others = [str(path.relative_to(folder)) for path in trees if path not in own]
+    # Hidden files are never part of a treebank.
+    if skipped := [name for name in others if not re.search(r"(^|/)\.", name)]:
+        note(
+            f"number of files that seem to be copies and are skipped: {len(skipped)}, such as "
+            f"{skipped[0]}"
+        )
+    places = [*single, *own[:1]]
+    if len(places) > 1:
+        first, second = (path.relative_to(folder) for path in places[:2])
+        raise DataError(
+            f"{folder} contains the {split} set twice, as {first} and as {second}: move one of them"
+        )
+    return single or own

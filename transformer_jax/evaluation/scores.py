@@ -125,9 +125,11 @@ def score(
     bleu, chrf = sacrebleu_metrics(choose_tokenizer(tokenizer, references))
     bleu_score = bleu.corpus_score(hypotheses, [references])
     chrf_score = chrf.corpus_score(hypotheses, [references])
+    pairs = zip(hypotheses, references, strict=True)
     return Scores(
         sentences=len(references),
-        exact=float(np.mean([h == r for h, r in zip(hypotheses, references, strict=True)])),
+        # A model cannot generate repeated spaces, or spaces at the ends.
+        exact=float(np.mean([" ".join(h.split()) == " ".join(r.split()) for h, r in pairs])),
         bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
         precisions=list(bleu_score.precisions),

@@ -25,6 +25,7 @@ from transformer_jax.inference.pairs import encode_pairs, read_pairs, run_on_pai
 from transformer_jax.inference.translate import strip_lines
 from transformer_jax.model.encoder_decoder import EncoderDecoder, Params
 from transformer_jax.model.inspect import attention_weights
+from transformer_jax.progress import note
 from transformer_jax.special_tokens import EOS, PAD
 from transformer_jax.visualization.attention_views import Selection
 
@@ -72,9 +73,12 @@ class Aligner(NamedTuple):
         """Yield the index of each pair, and its links for each layer and each mean over heads."""
         pairs = encode_pairs(self.model, self.vocabulary, sources, targets, truncate=truncate)
         program = functools.partial(_align_tokens, means=means.astype(np.float32))
+        num_different = 0
         for index, choices in run_on_pairs(program, self.model, self.params, pairs):
             lines = sources[index], targets[index]
             source, target = (number_words(*x) for x in zip(self.vocabulary, lines, strict=True))
+            counts = [max(words, default=-1) + 1 for words in (source, target)]
+            num_different += counts != [len([*filter(None, line.split(" "))]) for line in lines]
             # The last token is `EOS`, which does not belong to any word. Truncation can remove
             # other tokens.
             length = int(pairs[1].lengths[index]) - 1 if source else 0
@@ -86,6 +90,11 @@ class Aligner(NamedTuple):
                 for of_layer in choices
             ]
             yield index, links
+        if num_different:
+            note(
+                "number of pairs whose words differ after normalization (data.normalization), so "
+                f"that the numbers of the words are those after normalization: {num_different}"
+            )
 
 
 def number_words(tokenizer: Tokenizer, line: str) -> list[int]:

@@ -19,6 +19,7 @@ from transformer_jax.config.validation import checked
 from transformer_jax.errors import UsageError
 from transformer_jax.files import JsonObject
 from transformer_jax.inference.alignments import Aligner
+from transformer_jax.inference.history import MetricsTable
 from transformer_jax.inference.trained_run import Run
 from transformer_jax.inference.translate import Translator
 from transformer_jax.model.encoder_decoder import DecodingState, EncoderDecoder, EncoderOutput
@@ -102,6 +103,14 @@ class Ensemble(Run):
     def _pair_translator(self, target: str | None, decode: dict[str, Any]) -> Translator:  # noqa: ARG002
         raise UsageError(USE_MEMBERS)
 
+    @property
+    def metrics(self) -> MetricsTable:
+        """An ensemble has no metrics; its members do."""
+        raise UsageError(USE_MEMBERS)
+
+    def _repr_html_(self) -> str:
+        return "".join(run._repr_html_() for run in self.members)
+
     def __repr__(self) -> str:
         return f"Ensemble({', '.join(map(repr, self.members))})"
 
@@ -141,7 +150,8 @@ def ensemble(runs: Iterable[Run]) -> Ensemble:
             decoder's start token; or no run has the lowest limits on both the source and the target
             length.
     """
-    runs = list(runs)
+    # The members of an ensemble count like other runs.
+    runs = [x for run in runs for x in (run.members if isinstance(run, Ensemble) else (run,))]
     if not runs:
         raise UsageError("an ensemble needs at least one run")
     first, *others = runs

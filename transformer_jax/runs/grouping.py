@@ -12,21 +12,22 @@ SEED_FOLDER = re.compile(r"seed-\d+")
 
 
 def group_runs(folders: Sequence[RunFolder]) -> dict[str, tuple[RunFolder, ...]]:
-    """Group runs by all config fields except the seed, and label each group.
+    """Group runs by all config fields except the seed, and by their start, and label each group.
 
     The label is the name of the group's first run (for a run in a sweep, the name of its row), or
     the run's path if another group already has this name.
     """
     if len({folder.path.resolve() for folder in folders}) < len(folders):
         raise UsageError("a run is listed twice")
-    groups: dict[Config, list[RunFolder]] = {}
+    groups: dict[tuple[Config, str], list[RunFolder]] = {}
     for folder in folders:
         if folder.fingerprint != folders[0].fingerprint:
             raise UsageError(
                 f"{folder.path} and {folders[0].path} were trained on different text or with "
                 f"different vocabularies: their metrics cannot be compared"
             )
-        groups.setdefault(folder.config.change(train={"seed": 0}), []).append(folder)
+        key = folder.config.change(train={"seed": 0}), folder.init_from
+        groups.setdefault(key, []).append(folder)
     labeled: dict[str, tuple[RunFolder, ...]] = {}
     for runs in groups.values():
         path = runs[0].path.resolve()

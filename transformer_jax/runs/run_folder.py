@@ -68,6 +68,10 @@ MUTABLE_ON_RESUME = {
     for key in marked(section_type, ON_RESUME)
 }
 Dtype = Literal["float32", "bfloat16"]
+# The key of `RunFolder.init_from` in the versions.
+INITIAL = "initial parameters"
+# The start of the fingerprint of a run whose text is not known.
+IMPORTED = "imported-"
 
 
 class Package(NamedTuple):
@@ -98,6 +102,8 @@ class RunFolder:
     """How the run was packaged, or None if training can resume."""
     group: int = 1
     """The largest number of runs, including this one, that were trained together in one program."""
+    init_from: str = ""
+    """A description of the parameters that the run began with, or "" if they were random."""
 
     @property
     def checkpoints(self) -> Path:
@@ -135,6 +141,7 @@ class RunFolder:
         package: Package | None = None,
         versions: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        init_from: str = "",
     ) -> Iterator["RunFolder"]:
         """Yield a new run in a private folder, and rename the folder to `path` on exit.
 
@@ -143,7 +150,7 @@ class RunFolder:
         """
         folder = new_folder(path, _advise) if package is None else new_folder(path)
         with folder as private:
-            run = cls(private, config, vocabulary, fingerprint, package)
+            run = cls(private, config, vocabulary, fingerprint, package, init_from=init_from)
             write_vocabulary(run.path, vocabulary)
             run._write_description(versions or current_versions(), {"environment": environment})
             yield run
@@ -167,7 +174,8 @@ class RunFolder:
             vocabulary = read_vocabulary(path, data)
             package = Package.from_dict(data["package"]) if "package" in data else None
             fingerprint, group = str(data["data"]["fingerprint"]), int(data.get("group", 1))
-            return cls(path, config, vocabulary, fingerprint, package, group)
+            init_from = str(data.get("init_from", ""))
+            return cls(path, config, vocabulary, fingerprint, package, group, init_from)
         except KeyError as error:
             raise StorageError(f"{description} has no {error}") from error
         except OSError as error:
@@ -193,8 +201,9 @@ class RunFolder:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The run's software versions, and the digests of its vocabulary and data."""
-        return {**self.software_versions, **self._digests}
+        """The run's software versions, and the digests of its vocabulary, data, and start."""
+        start = {INITIAL: self.init_from} if self.init_from else {}
+        return {**self.software_versions, **self._digests, **start}
 
     @property
     def changed_files(self) -> list[str]:
@@ -293,6 +302,7 @@ class RunFolder:
             **({"environment": environment} if environment else {}),
             **({"parts": parts} if parts else {}),
             **({"group": self.group} if self.group > 1 else {}),
+            **({"init_from": self.init_from} if self.init_from else {}),
             **({} if self.package is None else {"package": self.package._asdict()}),
         }
         write_json(self.path / "run.json", description)

@@ -31,7 +31,7 @@ from transformer_jax.inference.trained_run import Run
 from transformer_jax.model.build import build_transformer
 from transformer_jax.model.inspect import abstract_params, digest_params, parameter_shapes
 from transformer_jax.model.positions import sinusoid
-from transformer_jax.runs.run_folder import RunFolder
+from transformer_jax.runs.run_folder import IMPORTED, RunFolder
 from transformer_jax.sharing.marian_format import read_config, read_tokens
 from transformer_jax.sharing.marian_parameters import (
     BIAS,
@@ -85,7 +85,7 @@ def read_marian(path: Path) -> Run:
     )
     params = from_marian(config.model, arrays, vocabulary)
     params = jax.tree.map(jnp.asarray, params)
-    folder = RunFolder(path, config, vocabulary, f"imported-{digest_params(params)[:16]}")
+    folder = RunFolder(path, config, vocabulary, f"{IMPORTED}{digest_params(params)[:16]}")
     return Run(folder, params, (0,))
 
 

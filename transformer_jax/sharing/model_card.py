@@ -11,7 +11,13 @@ from transformer_jax.config import Config, DataConfig
 from transformer_jax.console import shell_command
 from transformer_jax.data.text_files import SUFFIXES
 from transformer_jax.registry import describe_foreign
-from transformer_jax.runs.run_folder import Dtype, evaluation_folders, read_scores
+from transformer_jax.runs.run_folder import (
+    IMPORTED,
+    INITIAL,
+    Dtype,
+    evaluation_folders,
+    read_scores,
+)
 
 CARD = """---
 {front_matter}---
@@ -148,7 +154,7 @@ def write_card(
         data=_describe_data(data, versions, data_note),
         training=_describe_training(config, versions, steps),
         scores=_describe_scores(scores, dtype),
-        limits=_describe_limits(config),
+        limits=_describe_limits(config, versions),
     )
 
 
@@ -174,6 +180,8 @@ def _describe_data(data: DataConfig, versions: Mapping[str, str], note: str) -> 
             text = f"The dataset {_code(data.dataset)} from TensorFlow Datasets."
         case "trees":
             text = "A treebank: sentences, and their linearized constituency trees."
+        case "text" if versions["data"].startswith(IMPORTED):
+            text = "The model was imported from another program. Its training text is not known."
         case "text":
             files = {"training": data.train, "development": data.dev, "test": data.test}
             named = (f"{k} {_code(' '.join(v))}" for k, v in files.items() if v is not None)
@@ -190,12 +198,15 @@ def _describe_data(data: DataConfig, versions: Mapping[str, str], note: str) -> 
 
 def _describe_training(config: Config, versions: Mapping[str, str], steps: Sequence[int]) -> str:
     commit = versions.get("commit")
-    hidden = ("commit", "data", "vocabulary", "source_vocabulary")
+    hidden = ("commit", "data", "vocabulary", "source_vocabulary", INITIAL)
     software = ", ".join(f"{name} {x}" for name, x in versions.items() if name not in hidden)
     mean = f" (the mean of {len(steps)} checkpoints)" if len(steps) > 1 else ""
+    is_imported = versions["data"].startswith(IMPORTED)
+    own = [f"- Steps: {', '.join(map(str, steps))}{mean}.", f"- Seed: {config.train.seed}."]
+    start = [f"- Initial parameters: {_code(versions[INITIAL])}."] if INITIAL in versions else []
     lines = [
-        f"- Steps: {', '.join(map(str, steps))}{mean}.",
-        f"- Seed: {config.train.seed}.",
+        *([] if is_imported else own),
+        *start,
         f"- transformer-jax commit: {_code(commit) if commit else 'not recorded'}.",
         f"- Versions: {_code(software)}.",
         "",
@@ -230,9 +241,14 @@ def _describe_scores(scores: Sequence[StoredScores], dtype: Dtype) -> str:
     return "\n".join(lines)
 
 
-def _describe_limits(config: Config) -> str:
+def _describe_limits(config: Config, versions: Mapping[str, str]) -> str:
+    trained = "was trained only on the text above"
+    if INITIAL in versions:
+        trained = "began with the parameters of another model and was trained on the text above"
+    elif versions["data"].startswith(IMPORTED):
+        trained = "was trained on text that is not known"
     return f"""- It translates single sentences of at most {config.model.max_lengths[0]:,} tokens.
-- It was trained only on the text above. Translations of other kinds of text are worse.
+- It {trained}. Translations of other kinds of text are worse.
 - A character that the training text does not contain becomes \u2047.
 - Translations can be wrong, and they can share the biases of the training text. Have a person
   check them where errors matter.

@@ -111,6 +111,7 @@ def build_package(
         run.folder.fingerprint,
         package=Package(run.steps, dtype),
         versions=run.folder.software_versions if versions is None else versions,
+        init_from=run.folder.init_from,
     )
 
 

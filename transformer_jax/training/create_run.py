@@ -28,7 +28,7 @@ from transformer_jax.model.encoder_decoder import (
     init_params,
     make_rng,
 )
-from transformer_jax.model.inspect import check_params
+from transformer_jax.model.inspect import check_params, digest_params
 from transformer_jax.optional import require_library
 from transformer_jax.progress import note
 from transformer_jax.registry import describe_foreign, foreign_names
@@ -81,7 +81,9 @@ def create_run(
             _check_masks(config.model, sizes)
 
     arguments = path, config, prepared.vocabulary, prepared.fingerprint
-    with RunFolder.build(*arguments, environment=describe_environment()) as folder:
+    start = "" if other is None else _describe_start(other)
+    built = RunFolder.build(*arguments, environment=describe_environment(), init_from=start)
+    with built as folder:
         if other is not None:
             state = init_state(model, config.train, other.params)
             with CheckpointManager(folder.checkpoints, folder.identity, keep=1) as manager:
@@ -89,6 +91,12 @@ def create_run(
                 manager.prepare_save(0, arrays)
                 manager.save(0, arrays, None, checkpoint_metadata(state, [], config))
     return replace(folder, path=path)
+
+
+def _describe_start(other: Run) -> str:
+    """Describe the parameters of another run, which a new run begins with."""
+    name = other.folder.path.resolve().name.encode(errors="backslashreplace").decode()
+    return f"{name}, step {other.step}, sha256 {digest_params(other.params)}"
 
 
 def open_run(path: Path, config: Config, *, init_from: Path | None = None) -> RunFolder:

@@ -413,6 +413,13 @@ def test_a_config_is_frozen_and_hashable(kind: Any) -> None:
     assert hash(config) == hash(kind())
 
 
+def test_a_number_of_pairs_that_the_corpus_does_not_use_is_noted() -> None:
+    config = Config().change(data={"corpus": "trees", "num_pairs": 7})
+    assert config.warnings() == ["note: data.corpus trees does not use data.num_pairs"]
+    numbers = config.change(data={"corpus": "number_words"})
+    assert numbers.warnings() == []
+
+
 @given(
     num_heads=st.integers(1, 8),
     d_k=st.integers(1, 8),

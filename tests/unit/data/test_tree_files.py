@@ -11,6 +11,7 @@ from transformer_jax.data.corpora import CORPORA, Corpus, bleu_tokenizer
 from transformer_jax.data.prepare import prepare_text
 from transformer_jax.data.tree_files import TreeFiles
 from transformer_jax.errors import ConfigError, DataError
+from transformer_jax.progress import Note
 
 FIRST = ("the cat sees .", "(S (NP XX XX )NP (VP XX )VP . )S")
 
@@ -54,6 +55,19 @@ def test_what_other_programs_leave_in_a_treebank_is_not_read(tmp_path: Path) -> 
             (tmp_path / split / name).write_bytes(b"\xff")
     corpus = open_treebank(tmp_path)
     assert [corpus.count(split) for split in corpus.splits] == [1, 1]
+
+
+def test_files_that_could_be_missed_are_reported(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "A.MRG").write_text(sentences(1)[0])
+    (tmp_path / "train" / "b copy.mrg").write_text(sentences(1)[0])
+    with pytest.warns(Note, match="seem to be copies and are skipped: 1, such as train/b copy.mrg"):
+        corpus = open_treebank(tmp_path)
+    assert [corpus.count(split) for split in corpus.splits] == [1, 1]
+    (tmp_path / "train.trees").write_text(sentences(1)[0])
+    with pytest.raises(DataError, match=r"the train set twice, as train.trees and as train/A.MRG"):
+        open_treebank(tmp_path)
 
 
 def test_a_split_can_be_a_folder_or_a_compressed_file(tmp_path: Path) -> None:

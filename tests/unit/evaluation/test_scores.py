@@ -45,6 +45,11 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert "tok:char" in score(hypotheses, references, tokenizer="char").bleu_signature
 
 
+def test_spaces_that_a_model_cannot_generate_do_not_matter_for_exact_matches() -> None:
+    references = [" the cat  sat\t", "a dog ran"]
+    assert score(["the cat sat", "a dogran"], references).exact == 0.5
+
+
 @pytest.mark.parametrize(
     ("hypotheses", "references", "message"),
     [

@@ -14,6 +14,7 @@ import transformer_jax as tj
 from transformer_jax.cli import main
 from transformer_jax.errors import DataError, UsageError
 from transformer_jax.inference.trained_run import Run, load
+from transformer_jax.progress import Note
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,13 @@ def test_words_are_aligned_where_the_weights_are_largest(run: Run) -> None:
             expected = align_words(run, i, heads.mean(axis=0))
             assert line == " ".join(f"{s}-{t}" for s, t in sorted(expected))
     assert run.align(["", SOURCES[0]], [TARGETS[0], ""]) == ["", ""]
+
+
+def test_words_that_normalization_splits_are_noted(tmp_path: Path) -> None:
+    config = SMALL.change(data={"normalization": "spaces"})
+    run = load(write_untrained_run(tmp_path / "run", config, steps=(8,)).path)
+    with pytest.warns(Note, match="words differ after normalization .*: 1$"):
+        run.align(["one\u00a0hundred", "one hundred"], ["ein hundert"] * 2)
 
 
 def test_the_error_rate_is_that_of_och_and_ney() -> None:

@@ -89,6 +89,10 @@ def test_runs_that_differ_in_their_vocabularies_are_rejected(run: Run, tmp_path:
         tj.ensemble([])
 
 
+def test_the_runs_of_an_ensemble_count_alike_in_another_ensemble(run: Run) -> None:
+    assert tj.ensemble([run, tj.ensemble([run, run])]).members == (run,) * 3
+
+
 def test_an_ensemble_refers_to_its_runs_for_what_is_inside_a_model(run: Run) -> None:
     both = tj.ensemble(iter([run, run]))
     for look in (
@@ -97,6 +101,9 @@ def test_an_ensemble_refers_to_its_runs_for_what_is_inside_a_model(run: Run) -> 
         lambda: both.align(["one"], ["one"]),
         lambda: tj.head_importance(both),
         lambda: tj.plot_positions(both),
+        lambda: both.metrics,
+        lambda: both.plot_curves(),
+        lambda: tj.compare([both]),
     ):
         with pytest.raises(UsageError, match="use the ensemble's runs one by one"):
             look()

@@ -91,6 +91,36 @@ def test_the_card_names_the_files_that_the_model_needs(tmp_path: Path) -> None:
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize(
+    ("versions", "expected", "hidden"),
+    [
+        ({}, ["- Seed: 0.", "was trained only on the text above"], ["Initial parameters"]),
+        (
+            {"initial parameters": "parent, step 8, sha256 01"},
+            ["- Initial parameters: `parent, step 8, sha256 01`.", "began with the parameters of"],
+            ["only on the text", "initial parameters parent"],
+        ),
+        (
+            {"data": "imported-0123"},
+            ["imported from another program", "trained on text that is not known"],
+            ["only on the text", "Steps:", "Seed:"],
+        ),
+    ],
+)
+def test_the_card_states_only_what_is_known_about_the_training(
+    versions: dict[str, str],
+    expected: list[str],
+    hidden: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in versions.items():
+        monkeypatch.setitem(VERSIONS, name, value)
+    card = card_of(tmp_path)
+    assert all(text in card for text in expected)
+    assert not any(text in card for text in hidden)
+
+
 def test_the_card_states_the_data_type_of_computations(tmp_path: Path) -> None:
     assert "stored in float32. Computations use float32.\n" in card_of(tmp_path)
     half = card_of(tmp_path, SMALL.change(model={"dtype": "bfloat16"}))
