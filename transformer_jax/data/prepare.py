@@ -116,7 +116,8 @@ def prepare_text(config: DataConfig, vocabulary: Vocabulary | None = None) -> Pr
         with lock(folder):
             report = _read_intact(folder, vocabulary)
             report = report or _encode(folder, corpus, vocabulary, config)
-    return Prepared(folder, vocabulary, report)
+    # Equal text can have been prepared from another place.
+    return Prepared(folder, vocabulary, {**report, "corpus": corpus.name})
 
 
 @storage_errors("cannot write the corpus to the cache")

@@ -90,6 +90,13 @@ def test_the_identity_depends_only_on_the_trees(tmp_path: Path) -> None:
     assert open_treebank(first).identity != open_treebank(second).identity
 
 
+def test_the_name_of_a_corpus_is_that_of_its_own_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = write_treebank(tmp_path / name)
+        prepared = prepare_text(DataConfig(corpus="trees", folder=str(folder), vocab_size=64))
+        assert prepared.report["corpus"] == f"trees in {name}"
+
+
 def test_a_missing_split_is_reported_with_the_option_to_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no train trees: it needs") as caught:
         TreeFiles(str(tmp_path))
