@@ -89,6 +89,9 @@ def serve_bucket(scheme: str) -> Iterator[BucketServer]:
 
 @contextlib.contextmanager
 def _proxy(port: int, weather: Weather) -> Iterator[int]:
+    # The servers sometimes answer simultaneous requests with an internal error.
+    one_at_a_time = threading.Lock()
+
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -117,10 +120,11 @@ def _proxy(port: int, weather: Weather) -> Iterator[int]:
             upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             headers = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}
             headers["Content-Length"] = str(len(body))
-            upstream.request(self.command, self.path, body, headers)
-            response = upstream.getresponse()
-            content = bytearray(response.read())
-            upstream.close()
+            with one_at_a_time:
+                upstream.request(self.command, self.path, body, headers)
+                response = upstream.getresponse()
+                content = bytearray(response.read())
+                upstream.close()
             if weather.rng.random() < weather.drop:
                 self.close_connection = True
                 return
