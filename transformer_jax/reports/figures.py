@@ -17,9 +17,11 @@ OTHER_ROWS = "other rows"
 PAPER, NOT_SIGNIFICANT = "in the paper", "not significant"
 HERE = "here, {} set, with 95% intervals"
 # If a row's scores vary widely across seeds, its interval may be much wider than those of other
-# rows. An interval is cut off at the edge of the figure if it extends beyond the farthest point by
-# more than this many typical half-widths.
+# rows. The limit of the axis is this many typical half-widths beyond the farthest point, and an
+# interval is cut off there if it extends to more than twice the limit.
 MAX_HALVES = 3.0
+# A longer name of a row does not fit below an axis.
+MAX_LABEL = 24
 # The size in inches. On a narrow screen, a figure of this width is still readable.
 WIDTH = 6.4
 CURVES_CAPTION = (
@@ -121,14 +123,16 @@ def draw_ratios(results: Results) -> Picture:
         band = {"color": "#DDDDDD", "linewidth": 0, "zorder": 0, "label": NOT_SIGNIFICANT}
         axes.axvspan(-half, half, **band)
         limit = max(map(abs, points)) + MAX_HALVES * half
-        if max(max(-low, high) for low, high in intervals) > limit:
+        if max(max(-low, high) for low, high in intervals) > 2 * limit:
             low, high = axes.get_xlim()
             axes.set_xlim(max(low, -1.08 * limit), min(high, 1.08 * limit))
     axes.axvline(0.0, color="black", linewidth=0.8)
     labels = [printable_label(name) for name in rows]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel(printable_label(f"ln perplexity - ln perplexity of {results.base.name}"))
+    base = printable_label(results.base.name)
+    base = base if len(base) <= MAX_LABEL else "the first row"
+    axes.set_xlabel(f"ln perplexity - ln perplexity of {base}")
     return _finish(figure, columns=1)
 
 
