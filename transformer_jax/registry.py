@@ -178,8 +178,10 @@ def check_registered(path: Path, *described: Mapping[str, Mapping[str, object]])
     }
     if not missing:
         return
-    uses = f"{path} uses " + ", ".join(f"{field} {name!r}" for field, name in missing)
+    # A part of a notebook is mentioned only if no file is missing.
     files = list(dict.fromkeys(str(file) for file in missing.values() if file is not None))
+    named = [part for part, file in missing.items() if file is not None] or missing
+    uses = f"{path} uses " + ", ".join(f"{field} {name!r}" for field, name in named)
     if not files:
         raise UsageError(
             f"{uses}, which was registered in a notebook or a terminal: define it again first"

@@ -134,6 +134,7 @@ def write_card(
     }
     parts = describe_foreign(config.parts())
     files = {part["file"]: part["sha256"] for part in parts.values() if "file" in part}
+    stems = [Path(file).stem for file in files]
     # JSON is valid YAML, and it quotes words such as "no" that YAML would read as booleans.
     front_matter = "".join(f"{k}: {json.dumps(v)}\n" for k, v in metadata.items() if v)
     return CARD.format(
@@ -144,7 +145,7 @@ def write_card(
         ),
         path=json.dumps(name, ensure_ascii=False),
         needs=_describe_needs(parts, files),
-        imports="".join(f"import {Path(file).stem}\n" for file in files),
+        imports="".join(f"import {x}\n" for x in stems if x.isidentifier()),
         command=shell_command("translate", Path(name), imports=list(files)),
         direction=f"from {languages[0]} to {languages[1]}" if languages else "text",
         parameters=parameters,

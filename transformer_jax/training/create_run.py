@@ -78,7 +78,7 @@ def create_run(
     if parts := describe_foreign(config.parts()):
         _check_parts(model, config, parts)
         if any(field.startswith("model.") for field in parts):
-            _check_masks(config.model, sizes)
+            _check_masks(model)
 
     arguments = path, config, prepared.vocabulary, prepared.fingerprint
     start = "" if other is None else _describe_start(other)
@@ -144,14 +144,11 @@ def _check_parts(
         raise
 
 
-def _check_masks(config: ModelConfig, sizes: Mapping[str, int]) -> None:
-    """Issue a note if a prediction depends on a later token or on padding.
-
-    The note depends on random parameters and a single layer.
-    """
+def _check_masks(model: EncoderDecoder) -> None:
+    """Issue a note if, with random parameters, a prediction depends on a later token or padding."""
+    config = model.config
     if config.dtype == "float64" or min(config.max_length, *config.max_positions_per_stack) < 4:
         return
-    model = build_model(replace(config, num_layers=1), **sizes)
     apply: Any = model.apply
     # The targets differ in their third token, which only the last prediction may depend on.
     target = jnp.array([[BOS, UNKNOWN, BOS, EOS], [BOS, UNKNOWN, EOS, EOS]])

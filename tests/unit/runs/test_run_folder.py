@@ -328,7 +328,7 @@ def test_all_files_to_import_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         registry.check_registered(tmp_path, *described)
     assert str(error.value) == (
-        f"{tmp_path} uses model.norm 'a', train.loss 'b', data.corpus 'c', which norms.py and "
+        f"{tmp_path} uses model.norm 'a', data.corpus 'c', which norms.py and "
         "texts.py register: import norms.py and texts.py first (on the command line: --import, "
         "followed by the path of each)"
     )
