@@ -49,7 +49,7 @@ def _dispatch(arguments: list[str]) -> None:
     if name not in COMMANDS:
         names = (*COMMANDS, "completion", "help", "version")
         raise UsageError(
-            f"no command {name!r}{did_you_mean(name, names)} (available: {', '.join(names)})"
+            f"unknown command {name!r}{did_you_mean(name, names)} (available: {', '.join(names)})"
         )
     command_type = COMMANDS[name]
     words = [word for word in rest if word not in HELP_OPTIONS]

@@ -37,8 +37,8 @@ SLOW_IMPORTS = ("jax", "flax", "optax", "orbax", "tensorflow_datasets", "matplot
 
 # Each invalid command is mapped to the part of its error message that explains the problem.
 MISTAKES: dict[tuple[str, ...], str] = {
-    ("trian", "tiny"): "no command 'trian'; did you mean 'train'?",
-    ("--verbose",): "no command '--verbose'",
+    ("trian", "tiny"): "unknown command 'trian'; did you mean 'train'?",
+    ("--verbose",): "unknown command '--verbose'",
     ("train",): "train needs a config: transformer-jax train CONFIG [OPTIONS]",
     ("prepare", "--data.vocab-size", "9"): "prepare needs a config",
     ("resume",): "resume needs a run",
@@ -117,8 +117,8 @@ MISTAKES: dict[tuple[str, ...], str] = {
     ("evaluate", "runs/x", "--split", "x"): "--split must be dev or test, got 'x'\n",
     ("train", "tiny", "--tabel", "3"): "unknown option --tabel\n",
     ("train", "tiny", "--arguments", "x"): "unknown option --arguments\n",
-    ("--help", "trian"): "no command 'trian'; did you mean 'train'?",
-    ("list",): "no command 'list' (available: prepare, train,",
+    ("--help", "trian"): "unknown command 'trian'; did you mean 'train'?",
+    ("list",): "unknown command 'list' (available: prepare, train,",
     ("train", "tiny", "model.num_heads=4"): (
         "unexpected argument 'model.num_heads=4': write --model.num-heads 4\n"
     ),

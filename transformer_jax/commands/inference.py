@@ -201,8 +201,8 @@ class Translate(EnsembleCommand):
         if num_short:
             stderr.print(
                 f"note: {num_short} of {len(lines)} lines have fewer than {self.n_best} "
-                "translations, because the search finished only these; with a larger --beam-size "
-                "or --beam-end any, the search finishes more"
+                "translations, because the search finished no others; to finish more, use a larger "
+                "--beam-size or --beam-end any"
             )
 
     def _check_options(self) -> None:

@@ -44,8 +44,8 @@ class Export(CheckpointCommand):
     def run(self) -> None:
         if self.format != "ctranslate2" and self.quantization != "float32":
             raise UsageError(
-                f"--quantization {self.quantization} needs --format ctranslate2: {self.format} "
-                "contains the exact parameters"
+                f"--quantization {self.quantization} needs --format ctranslate2: the "
+                f"{self.format} format always stores the exact parameters"
             )
         name = Path(self.run_folder).resolve().name
         out = self.out or Path(f"{name}-{self.format}")
@@ -89,7 +89,7 @@ class Export(CheckpointCommand):
             if not self.verify:
                 return None
             if find_spec("torch") is None or find_spec("transformers") is None:
-                stderr.print("note: not verified, because that needs transformers and torch")
+                stderr.print("note: export not verified: verification needs transformers and torch")
                 return None
             return self._compare(run, verify.MarianSystem(out), out)
         from transformer_jax.sharing.ctranslate2_format import export_ctranslate2, without_padding

@@ -207,8 +207,8 @@ def print_parameter_totals(totals: Mapping[str, int], rows: Mapping[str, Row]) -
     base = next(iter(rows))
     base_paper = rows[base].paper.parameters
     has_paper = any(row.paper.parameters for row in rows.values())
-    columns = ("paper, M", f"to {base}") if has_paper else ()
-    table = _table("row", "parameters", f"to {base}", *columns, first_number=1)
+    columns = ("paper, M", f"minus {base}") if has_paper else ()
+    table = _table("row", "parameters", f"minus {base}", *columns, first_number=1)
     for name, row in rows.items():
         paper, difference = row.paper.parameters, totals[name] - totals[base]
         cells = [f"{paper:g}" if paper else ""]

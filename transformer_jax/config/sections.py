@@ -216,7 +216,8 @@ class ModelConfig(ConfigSection):
             rule = f"even {positions} (half for keys after the query)"
             self.require("position_buckets", self.position_buckets % 2 == 0, rule)
         is_possible = self.attention_score != "none" or self.architecture == "rnn"
-        self.require("attention_score", is_possible, "a score, except with model.architecture rnn")
+        rule = "a score other than none, except with model.architecture rnn"
+        self.require("attention_score", is_possible, rule)
         if self.architecture == "rnn":
             self.require("d_model", is_even, "even with model.architecture rnn (two directions)")
         if self.feed_forward in GATED:
@@ -227,7 +228,7 @@ class ModelConfig(ConfigSection):
             self.require("num_kv_heads", is_divisor, f"a divisor of num_heads ({self.num_heads})")
         self._check_attention_implementation()
         if self.positions in ("rotary", "relative"):
-            rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (their definition uses it)"
+            rule = f"{' or '.join(DOT_PRODUCTS)} {positions} (they modify a dot product)"
             self.require("attention_score", self.attention_score in DOT_PRODUCTS, rule)
 
     def _check_attention_implementation(self) -> None:
@@ -461,8 +462,8 @@ class TrainConfig(ConfigSection):
     `adafactor` do not use train.adam_beta1, train.adam_beta2, and train.adam_epsilon. `muon` does
     not use them for matrices."""
     weight_decay: Annotated[float, at_least(0), NUMBER_UNLESS_ZERO] = 0.0
-    """Each step also reduces matrices by the learning rate times this fraction. Embeddings, norms,
-    and biases do not decay. Values above 0 differ from the paper."""
+    """Each step also shrinks each matrix by a fraction of its values: the learning rate times this
+    number. Embeddings, norms, and biases do not decay. Values above 0 differ from the paper."""
     adam_beta1: Annotated[float, PROBABILITY, NUMBER] = 0.9
     """Decay rate of Adam's first moment, the mean of the gradients."""
     adam_beta2: Annotated[float, PROBABILITY, NUMBER] = 0.98
@@ -489,8 +490,8 @@ class TrainConfig(ConfigSection):
     label_smoothing_over: Literal["vocabulary", "other_tokens"] = "vocabulary"
     """How the fraction train.label_smoothing is divided among tokens. With `vocabulary`, each of
     the V tokens, including the true token, gets a share of 1/V. With `other_tokens`, each token
-    except the true one gets a share of 1/(V-1), as in Tensor2Tensor. The paper does not say which
-    variant it uses."""
+    except the true one gets a share of 1/(V-1), as in Tensor2Tensor. The paper does not specify
+    which variant it uses."""
     # When a run resumes, this field and `parallelism` affect only the dropout masks.
     gradient_accumulation_steps: Annotated[int, between(1, 10_000), ON_RESUME] = 1
     """Split each batch into this many micro-batches to save memory. Each micro-batch uses its own

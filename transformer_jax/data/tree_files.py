@@ -86,10 +86,7 @@ def _find_files(folder: Path, split: Split) -> list[Path]:
     others = [str(path.relative_to(folder)) for path in trees if path not in own]
     # Hidden files are never part of a treebank.
     if skipped := [name for name in others if not re.search(r"(^|/)\.", name)]:
-        note(
-            f"number of files that seem to be copies and are skipped: {len(skipped)}, such as "
-            f"{skipped[0]}"
-        )
+        note(f"files skipped because they seem to be copies: {len(skipped)}, such as {skipped[0]}")
     places = [*single, *own[:1]]
     if len(places) > 1:
         first, second = (path.relative_to(folder) for path in places[:2])

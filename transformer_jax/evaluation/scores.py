@@ -59,7 +59,8 @@ class Scores:
         """One line with the precisions, brevity penalty, and lengths."""
         precisions = "/".join(f"{precision:.1f}" for precision in self.precisions)
         words, expected = self.lengths
-        return f"{precisions} BP {self.brevity_penalty:.3f} ({words:,} for {expected:,} words)"
+        lengths = f"{words:,} words, {expected:,} in the references"
+        return f"{precisions} BP {self.brevity_penalty:.3f} ({lengths})"
 
 
 def choose_tokenizer(name: str, references: Sequence[str]) -> str:

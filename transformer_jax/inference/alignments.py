@@ -92,8 +92,8 @@ class Aligner(NamedTuple):
             yield index, links
         if num_different:
             note(
-                "number of pairs whose words differ after normalization (data.normalization), so "
-                f"that the numbers of the words are those after normalization: {num_different}"
+                "number of pairs whose word count changes with normalization (data.normalization), "
+                f"so that their alignments count the normalized words: {num_different}"
             )
 
 

@@ -62,7 +62,7 @@ def _differences(config: Config) -> str:
 def _scores(folder: RunFolder) -> str:
     evaluations = stored_evaluations(folder)[-MAX_EVALUATIONS:]
     if not evaluations:
-        return "<p>The command evaluate has stored no scores.</p>"
+        return "<p>No scores are stored. The <code>evaluate</code> command stores scores.</p>"
     settings = ["split", "step", "average_checkpoints", "beam_size", "beam_end", "alpha"]
     headings = ["set", "step", "checkpoints", "beam", "beam end", "alpha"]
     headings += ["perplexity", "BLEU", "chrF2"]

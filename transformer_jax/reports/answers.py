@@ -71,12 +71,7 @@ def answer(results: Results, name: str) -> str:
     """Return one sentence that compares a row with the first row."""
     split = results.splits[-1]
     comparisons = {score: results.compare(name, score, split) for score in LABELS}
-    caveats = {
-        score: UNCONFIRMED if x.welch else NO_WELCH
-        for score, x in comparisons.items()
-        if x.is_unconfirmed
-    }
-    sentence = _state(comparisons, caveats)
+    sentence = _state(comparisons)
     if not sentence:
         for row in (results.rows[name], results.base):
             if row.failed and not row.find("perplexity", "dev"):
@@ -119,23 +114,28 @@ def answer_factors(results: Results) -> dict[str, str]:
     for score, label in LABELS.items():
         found = []
         for x in (contrasts := results.contrasts(score, split)):
-            comparison = RowComparison(x.difference, x.interval, None)
             if x.kind == "main effect":
-                effects.setdefault(f"{x.name}, averaged", {})[score] = comparison
-            elif x.kind == "interaction" and x.interval.excludes_zero:
-                found.append(f"{x.name} ({_describe(comparison, score)})")
+                effects.setdefault(f"{x.name}, averaged", {})[score] = x.comparison
+            elif x.kind == "interaction" and x.comparison.is_significant:
+                caveat = _find_caveat(x.comparison)
+                found.append(f"{x.name} ({_describe(x.comparison, score)}){caveat}")
         if contrasts:
             interactions.append(f"{label}: {', '.join(found) or 'none is significant'}")
-    answers = {name: _state(comparisons, {}) for name, comparisons in effects.items()}
+    answers = {name: _state(comparisons) for name, comparisons in effects.items()}
     return answers | ({"interactions": f"{'; '.join(interactions)}."} if interactions else {})
 
 
-def _state(
-    comparisons: Mapping[PaperScore, RowComparison], caveats: Mapping[PaperScore, str]
-) -> str:
+def _find_caveat(comparison: RowComparison) -> str:
+    """Return that Welch's interval does not confirm a difference, or "" if it does."""
+    if not comparison.is_unconfirmed:
+        return ""
+    return UNCONFIRMED if comparison.welch else NO_WELCH
+
+
+def _state(comparisons: Mapping[PaperScore, RowComparison]) -> str:
     """Return a sentence about differences in each score, or "" if there are none."""
     sentence = "; ".join(
-        f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)})" + caveats.get(score, "")
+        f"{_judge(x, score)} in {LABELS[score]} ({_describe(x, score)}){_find_caveat(x)}"
         for score, x in comparisons.items()
         if x.difference is not None
     )
@@ -148,9 +148,11 @@ def describe_reach(results: Results, score: PaperScore, split: ScoredSplit) -> s
     if found is None:
         return ""
     seeds, low, high = found
+    high_variance = results.analyses[split][score].high_variance
+    rows = "each row that is not a high-variance row" if high_variance else "each row"
     return (
         f"To show that a row and {results.base.name} have equal {LABELS[score]} on the "
-        f"{_name(split)} set (within {describe_margin(score)}), each row needs at least "
+        f"{_name(split)} set (within {describe_margin(score)}), {rows} needs at least "
         f"{seeds:,} seeds (95% interval: {low:,} to {high:,}); {results.base.name} has "
         f"{len(results.base.find(score, split))}."
     )

@@ -3,13 +3,14 @@
 A sweep with the fields A and B has three families of contrasts. A main effect is the difference
 between two values of A, averaged over the values of B. A matched contrast is the same difference
 for one value of B. An interaction is the difference between two matched contrasts. Each family has
-simultaneous 95% intervals. The first value of each field is its baseline.
+simultaneous 95% intervals. As in the comparisons of rows, high-variance rows are not pooled with
+the others. The first value of each field is its baseline.
 """
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
@@ -31,10 +32,10 @@ class Contrast:
 
     kind: Kind
     name: str
-    difference: float
-    interval: seed_statistics.Interval
-    p: float
-    """The p-value, corrected for all contrasts of the same kind."""
+    comparison: seed_statistics.RowComparison
+    """The estimate and its intervals. `interval` is simultaneous for all contrasts of the same
+    kind. If a high-variance row has a weight other than 0, it is Welch's interval with a Bonferroni
+    correction, or None if there are fewer than three seeds."""
 
 
 def find_factors(configs: Mapping[str, Config]) -> dict[str, list[FieldValue]] | None:
@@ -55,19 +56,11 @@ def analyze_factors(
     seeds = {frozenset(by_seed) for by_seed in scores.values()}
     if len(seeds) != 1 or len(scores) != len(configs) or len(next(iter(seeds))) < 2:
         return []
-    order = sorted(next(iter(seeds)))
-    table = np.array([[by_seed[seed] for seed in order] for by_seed in scores.values()])
-    residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
-    num_rows, num_seeds = table.shape
-    freedom = (num_rows - 1) * (num_seeds - 1)
-    # Remove floating-point noise, which would matter if all differences were equal.
-    deviation = round(math.sqrt(float((residuals**2).sum()) / freedom), 12)
     cells = [_cell(factors, configs[row]) for row in scores]
-    means = table.mean(axis=1)
     return [
-        contrast
+        Contrast(kind, name, comparison)
         for kind, weights in _list_weights(factors, cells).items()
-        for contrast in _estimate(kind, weights, means, deviation / math.sqrt(num_seeds), freedom)
+        for name, comparison in _estimate(weights, scores).items()
     ]
 
 
@@ -116,19 +109,50 @@ def _list_weights(factors: Factors, cells: Sequence[tuple[FieldValue, ...]]) -> 
 
 
 def _estimate(
-    kind: Kind, weights: Weights, means: Float[np.ndarray, " R"], error: float, freedom: int
-) -> list[Contrast]:
-    """Estimate one family; `error` is the standard error of a row's mean, without seed effects."""
+    weights: Weights, scores: seed_statistics.Scores
+) -> dict[str, seed_statistics.RowComparison]:
+    """Estimate one family of contrasts between rows that all have the same seeds."""
+    seeds = sorted(next(iter(scores.values())))
+    table = np.array([[by_seed[seed] for seed in seeds] for by_seed in scores.values()])
     matrix = np.array(list(weights.values()))
-    scale = np.linalg.norm(matrix, axis=1)
-    cosines = (matrix @ matrix.T / np.outer(scale, scale)).round(12)
+    differences = (matrix @ table.mean(axis=1)).round(12).tolist()
+    levels = seed_statistics.CONFIDENCE, 1 - (1 - seed_statistics.CONFIDENCE) / len(matrix)
+    found = {}
+    for name, row, difference in zip(weights, matrix.tolist(), differences, strict=True):
+        welch = corrected = None
+        if len(seeds) >= seed_statistics.MIN_WELCH_SEEDS:
+            welch, corrected = (
+                seed_statistics.welch_contrast(table.tolist(), row, level) for level in levels
+            )
+        found[name] = seed_statistics.RowComparison(difference, corrected, welch)
+    high_variance = seed_statistics.find_high_variance(scores)
+    is_similar = np.array([row not in high_variance for row in scores])
+    is_pooled = ~np.any(matrix[:, ~is_similar], axis=1)
+    similar = table[is_similar]
+    freedom = (len(similar) - 1) * (len(seeds) - 1)
+    if freedom < seed_statistics.MIN_FREEDOM or not is_pooled.any():
+        return found
+    residuals = similar - similar.mean(axis=1, keepdims=True) - similar.mean(axis=0)
+    residuals += similar.mean()
+    # Remove floating-point noise, which would matter if all differences were equal.
+    deviation = round(math.sqrt(float((residuals**2).sum()) / freedom), 12)
+    pooled = matrix[is_pooled]
+    scale = np.linalg.norm(pooled, axis=1)
+    cosines = (pooled @ pooled.T / np.outer(scale, scale)).round(12)
     correlation = tuple(map(tuple, cosines.tolist()))
-    critical = seed_statistics.dunnett_quantile(seed_statistics.CONFIDENCE, correlation, freedom)
-    contrasts = []
-    for name, difference, length in zip(weights, (matrix @ means).round(12), scale, strict=True):
-        half = critical * error * length
-        statistic = abs(difference) / (error * length) if error else math.inf if difference else 0.0
-        interval = seed_statistics.Interval(float(difference - half), float(difference + half))
-        p = 1 - seed_statistics.dunnett_probability(statistic, correlation, freedom)
-        contrasts.append(Contrast(kind, name, float(difference), interval, p))
-    return contrasts
+    # All contrasts share the 5% error rate equally, as the rows do.
+    share = len(pooled) / len(matrix)
+    critical = seed_statistics.dunnett_quantile(
+        1 - (1 - seed_statistics.CONFIDENCE) * share, correlation, freedom
+    )
+    names = itertools.compress(weights, is_pooled)
+    for name, error in zip(
+        names, (deviation / math.sqrt(len(seeds)) * scale).tolist(), strict=True
+    ):
+        difference = found[name].difference or 0.0
+        half = critical * error
+        interval = seed_statistics.Interval(difference - half, difference + half)
+        statistic = abs(difference) / error if error else math.inf if difference else 0.0
+        p = (1 - seed_statistics.dunnett_probability(statistic, correlation, freedom)) / share
+        found[name] = replace(found[name], interval=interval, p=min(1.0, p))
+    return found

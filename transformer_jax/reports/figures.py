@@ -26,7 +26,7 @@ MAX_LABEL = 24
 WIDTH = 6.4
 CURVES_CAPTION = (
     "Perplexity on the development set by step. Each line is the geometric mean over seeds, and "
-    "its band extends from the lowest to the highest seed."
+    "its band extends from the lowest to the highest value over seeds."
 )
 RATIOS_CAPTION = (
     "Difference in log perplexity from the first row, here (circles, with simultaneous 95% "

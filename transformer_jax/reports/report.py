@@ -275,20 +275,27 @@ def make_run_table(results: Results, digits: int | None = None) -> list[list[str
 
 
 def _make_effect_table(contrasts: Sequence[Contrast], spec: str) -> list[list[str]]:
-    table = [["effect", "kind", "difference", "p"]]
-    for x in contrasts:
-        difference = f"{x.difference:{spec}} {_format_interval(x.interval, spec)}"
-        table.append([x.name, x.kind, difference, format_p(x.p)])
+    table = [["effect", "kind", "difference", "Welch", "p"]]
+    for name, kind, x in ((x.name, x.kind, x.comparison) for x in contrasts):
+        interval = _format_interval(x.interval, spec) if x.interval else "(no interval)"
+        p = MISSING if x.p is None else format_p(x.p)
+        cells = [f"{_format(x.difference, spec)} {interval}", _format_interval(x.welch, spec), p]
+        table.append([name, kind, *cells])
     return table
 
 
 def _list_effects(effects: Mapping[tuple[ScoredSplit, PaperScore], Sequence[Contrast]]) -> Table:
     """Return the unrounded effects, with one line per effect, score, and set."""
-    return [["effect", "kind", "score", "split", "difference", "low", "high", "p"]] + [
-        [x.name, x.kind, score, split, *map(str, (x.difference, *x.interval, x.p))]
-        for (split, score), contrasts in effects.items()
-        for x in contrasts
-    ]
+    headings = ["effect", "kind", "score", "split", "difference", "low", "high", "p"]
+    table = [[*headings, "welch_low", "welch_high", "method"]]
+    missing = (None, None)
+    for (split, score), contrasts in effects.items():
+        for name, kind, x in ((x.name, x.kind, x.comparison) for x in contrasts):
+            values = [x.difference, *(x.interval or missing), x.p, *(x.welch or missing)]
+            cells = ("" if value is None else str(value) for value in values)
+            method = ("Welch, Bonferroni" if x.p is None else "pooled") if x.interval else ""
+            table.append([name, kind, score, split, *cells, method])
+    return table
 
 
 def make_trial_table(results: Results) -> Table:

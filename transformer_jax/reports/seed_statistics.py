@@ -63,22 +63,28 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class RowComparison:
-    """A row's score minus the score of the table's first row."""
+    """A row's score minus the score of the table's first row, or another contrast of rows."""
 
     difference: float | None
-    """The estimate, which is the center of `interval`, or None if either row has no score."""
+    """The estimate, which is the center of `interval`, or None if a row has no score."""
     interval: Interval | None
-    """The simultaneous 95% interval, or None if this row or the first has fewer than two seeds
-    (three if either is a high-variance row, or if there are too few degrees of freedom)."""
+    """The simultaneous 95% interval, or None if a compared row has fewer than two seeds (three if
+    one is a high-variance row, or if there are too few degrees of freedom)."""
     welch: Interval | None
-    """Welch's 95% interval for these two rows alone, not corrected for multiple comparisons."""
+    """Welch's 95% interval for these rows alone, not corrected for multiple comparisons."""
     p: float | None = None
-    """Dunnett's p-value; None if `interval` is None or is a Bonferroni-corrected Welch interval."""
+    """The p-value that agrees with `interval`, or None if `interval` is None or is a
+    Bonferroni-corrected Welch interval."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether `interval` excludes 0."""
+        return self.interval is not None and self.interval.excludes_zero
 
     @property
     def is_unconfirmed(self) -> bool:
         """Whether `interval` excludes 0, but `welch` contains it or is missing."""
-        if self.interval is None or not self.interval.excludes_zero:
+        if not self.is_significant:
             return False
         return self.welch is None or not self.welch.excludes_zero
 
@@ -115,7 +121,7 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
     """
     base, *others = scores
     repeated = {row: by_seed for row, by_seed in scores.items() if len(by_seed) > 1}
-    high_variance = _find_high_variance(repeated)
+    high_variance = find_high_variance(repeated)
     num_compared = max(1, len(repeated) - 1)
     comparisons = {}
     for row in others:
@@ -134,8 +140,11 @@ def analyze(scores: Scores, confidence: float = CONFIDENCE) -> Analysis:
     return Analysis(base, comparisons, high_variance, deviation, freedom, critical)
 
 
-def _find_high_variance(scores: Scores) -> dict[str, float]:
-    """Return the standard deviation of each high-variance row, divided by the typical one."""
+def find_high_variance(scores: Scores) -> dict[str, float]:
+    """Return the standard deviation of each high-variance row, divided by the typical one.
+
+    Each row of `scores` has at least two seeds.
+    """
     # The median of a sample variance is below the true variance. Dividing by the median of the
     # chi-squared distribution, divided by its degrees of freedom, corrects for this.
     variances = [
@@ -209,14 +218,29 @@ def welch_interval(
     """Return Welch's interval for a mean difference; None if a row has fewer than three scores."""
     if min(len(ours), len(theirs)) < MIN_WELCH_SEEDS:
         return None
-    difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    parts = [(statistics.variance(x) / len(x), len(x) - 1) for x in (ours, theirs)]
+    return welch_contrast([ours, theirs], [1.0, -1.0], confidence)
+
+
+def welch_contrast(
+    samples: Sequence[Sequence[float]], weights: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the interval for a weighted sum of means of samples with unequal variances.
+
+    Each sample has at least two scores. The degrees of freedom are those of Satterthwaite (1946).
+    For the difference between two means, the interval is Welch's.
+    """
+    estimate = sum(w * statistics.fmean(x) for w, x in zip(weights, samples, strict=True))
+    parts = [
+        (w**2 * statistics.variance(x) / len(x), len(x) - 1)
+        for w, x in zip(weights, samples, strict=True)
+        if w
+    ]
     variance = sum(part for part, _ in parts)
     if not variance:
-        return Interval(difference, difference)
+        return Interval(estimate, estimate)
     freedom = variance**2 / sum(part**2 / n for part, n in parts)
     half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(variance)
-    return Interval(difference - half, difference + half)
+    return Interval(estimate - half, estimate + half)
 
 
 def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:

@@ -54,7 +54,7 @@ def read_metrics(path: Path, max_bytes: int = MAX_METRICS_BYTES) -> list[JsonObj
         else:
             reports.append(report)
     if num_damaged:
-        note(f"{path}: number of damaged lines, which are ignored: {num_damaged}")
+        note(f"{path}: damaged lines, which are ignored: {num_damaged}")
     if size <= max_bytes:
         _check_number(path, len(reports), num_expected)
     return reports

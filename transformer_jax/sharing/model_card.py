@@ -247,7 +247,7 @@ def _describe_limits(config: Config, versions: Mapping[str, str]) -> str:
     if INITIAL in versions:
         trained = "began with the parameters of another model and was trained on the text above"
     elif versions["data"].startswith(IMPORTED):
-        trained = "was trained on text that is not known"
+        trained = "was trained on unknown text"
     return f"""- It translates single sentences of at most {config.model.max_lengths[0]:,} tokens.
 - It {trained}. Translations of other kinds of text are worse.
 - A character that the training text does not contain becomes \u2047.

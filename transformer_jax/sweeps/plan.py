@@ -183,8 +183,8 @@ class Sweep:
         stored = Sweep.open(self.path)
         if not _can_continue(stored.tuning, self.tuning):
             raise UsageError(
-                f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, and this one "
-                f"{_describe_tuning(self.tuning)}: choose another folder (",
+                f"the sweep in {self.path} tunes {_describe_tuning(stored.tuning)}, but this one "
+                f"tunes {_describe_tuning(self.tuning)}: choose another folder (",
                 Setting("out", "FOLDER", "path"),
                 ")",
             )
@@ -420,9 +420,9 @@ def _check_values(
     }
     if changed:
         raise UsageError(
-            f"with more values of {tuning.field}, these rows in {path} have another best value, "
-            f"in parentheses: {', '.join(changed.values())}; to train them again, move their "
-            "folders elsewhere and repeat the command"
+            f"with more values of {tuning.field}, the best value has changed for these rows in "
+            f"{path} (new value in parentheses): {', '.join(changed.values())}; to train them "
+            "again, move their folders elsewhere and repeat the command"
         )
 
 

@@ -183,7 +183,7 @@ def _supervise(
         print(error, flush=True)  # noqa: T201
         is_in_cluster = JOB_VARIABLE in os.environ
         again = "repeat the sweep with --retry-failed"
-        advice = "its cluster starts it again" if is_in_cluster else again
+        advice = "the cluster restarts the run" if is_in_cluster else again
         return error.exit_code, f"{error.reason}; {advice}"
     if code == errors.RunInterrupted.exit_code and not signals:
         # The trainer received the signal directly.

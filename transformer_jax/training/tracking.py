@@ -133,7 +133,7 @@ class _Feed:
     def _note_failure(self) -> None:
         if self._failure and not self._is_noted:
             self._is_noted = True
-            note(f"the tracker {self._name} receives no more reports: {self._failure}")
+            note(f"the tracker {self._name} no longer receives reports: {self._failure}")
 
     def _work(self) -> None:
         try:

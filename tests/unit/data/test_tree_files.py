@@ -62,7 +62,9 @@ def test_files_that_could_be_missed_are_reported(tmp_path: Path) -> None:
         (tmp_path / split).mkdir()
         (tmp_path / split / "A.MRG").write_text(sentences(1)[0])
     (tmp_path / "train" / "b copy.mrg").write_text(sentences(1)[0])
-    with pytest.warns(Note, match="seem to be copies and are skipped: 1, such as train/b copy.mrg"):
+    with pytest.warns(
+        Note, match="skipped because they seem to be copies: 1, such as train/b copy.mrg"
+    ):
         corpus = open_treebank(tmp_path)
     assert [corpus.count(split) for split in corpus.splits] == [1, 1]
     (tmp_path / "train.trees").write_text(sentences(1)[0])

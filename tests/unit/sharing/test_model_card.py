@@ -102,7 +102,7 @@ def test_the_card_names_the_files_that_the_model_needs(tmp_path: Path) -> None:
         ),
         (
             {"data": "imported-0123"},
-            ["imported from another program", "trained on text that is not known"],
+            ["imported from another program", "trained on unknown text"],
             ["only on the text", "Steps:", "Seed:"],
         ),
     ],

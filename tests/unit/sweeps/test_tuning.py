@@ -174,7 +174,7 @@ def test_a_sweep_keeps_its_tuning(tmp_path: Path) -> None:
     assert choose_folder(path, ROWS, tuning) == path
     for changed in (None, other):
         assert choose_folder(path, ROWS, changed) == tmp_path / "s-2"
-        with pytest.raises(UsageError, match=rf"tunes {FIELD} \(0.5 1.0 2.0; seeds 10000\), and"):
+        with pytest.raises(UsageError, match=rf"tunes {FIELD} \(0.5 1.0 2.0; seeds 10000\), but"):
             plan_sweep(path, ROWS, 1, tuning=changed).store()
 
 
@@ -198,7 +198,7 @@ def test_a_longer_list_of_values_adds_trials_to_a_sweep(tmp_path: Path) -> None:
     for run, perplexity in zip(added, [3.0, 6.0], strict=True):
         finish(run, perplexity)
     # The best value for wide, 2, is still the best one.
-    best = r"have another best value, in parentheses: base \(4.0\), control \(4.0\); to"
+    best = r"\(new value in parentheses\): base \(4.0\), control \(4.0\); to"
     with pytest.raises(UsageError, match=best):
         choose_values(sweep).store()
     for row in ("base", "control"):

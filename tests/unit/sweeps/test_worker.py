@@ -197,7 +197,7 @@ def test_a_job_of_a_cluster_that_never_makes_progress_fails(
     monkeypatch.setenv(JOB_VARIABLE, "skypilot-s")
     run.log_file.touch()
     codes = [worker.run_worker([run], 60.0) for _ in range(2)]
-    note = "SIGSEGV ended training after step 0; its cluster starts it again"
+    note = "SIGSEGV ended training after step 0; the cluster restarts the run"
     assert (codes, read_status(run).note) == ([75, 75], note)
     # Progress resets the count.
     steps = iter((0, 8))

@@ -154,7 +154,7 @@ def test_a_tracker_that_fails_issues_one_note_and_does_not_affect_others(
     with pytest.warns(Note) as notes:
         send(tmp_path, FIRST, "failing", "recorder")
     [text] = [str(x.message) for x in notes]
-    assert text == ("the tracker failing receives no more reports: SystemExit: no connection")
+    assert text == ("the tracker failing no longer receives reports: SystemExit: no connection")
     assert len(runs[0].received) == len(FIRST)
 
 
@@ -170,7 +170,7 @@ def test_a_run_waits_only_for_a_limited_time_for_a_tracker_that_hangs(
     tj.register("train.trackers", "hanging")(Hanging)
     monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.1)
     with pytest.warns(
-        Note, match="the tracker hanging receives no more reports: it did not respond in time"
+        Note, match="the tracker hanging no longer receives reports: it did not respond in time"
     ):
         send(tmp_path, FIRST, "hanging")
     event.set()
