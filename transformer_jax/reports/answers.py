@@ -205,7 +205,7 @@ def _judge(comparison: RowComparison, score: PaperScore) -> str:
     if comparison.interval is None:
         return "unclear"
     low, high = comparison.interval
-    if math.isclose(low, high, abs_tol=1e-9):
+    if comparison.interval.is_point:
         # All seeds have the same score, such as 0 BLEU, so their deviation is not known.
         return "not clearly different"
     if score == "bleu":

@@ -56,6 +56,11 @@ class Interval(NamedTuple):
         """Whether all differences in the interval have the same sign."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def is_point(self) -> bool:
+        """Whether the interval has no width, because the scores do not vary between seeds."""
+        return math.isclose(self.low, self.high, abs_tol=1e-9)
+
     def is_within(self, margin: float) -> bool:
         """Return whether the absolute values of all differences are below `margin`."""
         return max(-self.low, self.high) < margin
@@ -248,9 +253,10 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 
     If the paper's difference is within the margin, test for equivalence. Otherwise, test the sign.
     Equivalence is "out of reach" if the interval is at least twice as wide as the margin and is not
-    entirely outside ± `margin`. Without an `interval`, the verdict is "inconclusive".
+    entirely outside ± `margin`. The verdict is "inconclusive" without an `interval`, or if all seeds
+    have the same score, such as 0 BLEU, because their deviation is then not known.
     """
-    if interval is None:
+    if interval is None or interval.is_point:
         return "inconclusive"
     low, high = interval if paper > 0 else (-interval.high, -interval.low)
     if abs(paper) > margin:

@@ -340,6 +340,13 @@ def test_without_an_interval_the_verdict_is_inconclusive() -> None:
     assert verdict(None, 1.0, margin=0.1) == "inconclusive"
 
 
+def test_without_variance_the_verdict_is_inconclusive() -> None:
+    # If all models get 0 BLEU, the scores say nothing about the models.
+    for difference, paper in ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        interval = Interval(difference, difference)
+        assert verdict(interval, paper, margin=0.1) == "inconclusive"
+
+
 def test_margins_separate_the_rows_that_the_paper_calls_worse_from_those_it_calls_identical() -> (
     None
 ):
