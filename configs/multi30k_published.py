@@ -9,6 +9,11 @@ Training ends after 8,000 steps at the latest. It ends earlier if the loss on th
 which includes label smoothing, does not improve for 10 epochs. In configs/multi30k.py, which also
 describes FOLDER, training ends if the perplexity does not improve for 10 epochs.
 
+Four details of the published code remain different: its vocabulary has 10,000 merges of
+subword-nmt (here: SentencePiece), its label smoothing divides eps by V - 1 (here: by V), its
+feed-forward weights have fairseq's initial values (here: Glorot's), and its decoder starts with
+the end-of-sentence token (here: a separate token).
+
 Differs from the paper in the same ways as configs/multi30k.py.
 """
 

@@ -253,8 +253,8 @@ def verdict(interval: Interval | None, paper: float, margin: float) -> Verdict:
 
     If the paper's difference is within the margin, test for equivalence. Otherwise, test the sign.
     Equivalence is "out of reach" if the interval is at least twice as wide as the margin and is not
-    entirely outside ± `margin`. The verdict is "inconclusive" without an `interval`, or if all seeds
-    have the same score, such as 0 BLEU, because their deviation is then not known.
+    entirely outside ± `margin`. Without an `interval`, the verdict is "inconclusive". The same
+    applies if all seeds have the same score, such as 0 BLEU, so that their deviation is unknown.
     """
     if interval is None or interval.is_point:
         return "inconclusive"
