@@ -139,20 +139,22 @@ def significance_bands(study: Study, name: Score) -> list[tuple[float, float] | 
     By Dunnett's test, a scheme whose mean is outside this range differs significantly from the
     first scheme. The range does not apply to a scheme whose seeds differ from those of the first
     scheme, or whose scores vary much more between seeds than those of the other schemes. The
-    probability of any false claim in all buckets together is at most 5%. If runs are missing, some
-    schemes have wider intervals than others, and the range is as wide as the widest interval. The
-    range is None if there are fewer than two seeds, if scores do not vary, or if the first scheme's
-    scores vary much more between seeds than those of the other schemes.
+    probability of any false claim in all buckets together is at most 5%. The range is None if no
+    other scheme has the same seeds as the first, if there are fewer than two seeds, if scores do
+    not vary, or if the first scheme's scores vary much more between seeds than those of the others.
     """
+    first = study.schemes[0]
+    same_seeds = {x for x in study.schemes if set(study.seeds[x]) == set(study.seeds[first])}
     bands: list[tuple[float, float] | None] = []
     for number in range(len(study.buckets)):
-        comparisons = analyze_bucket(study, number, name).comparisons.values()
-        intervals = [x.interval for x in comparisons if x.interval and x.p is not None]
+        comparisons = analyze_bucket(study, number, name).comparisons
+        pooled = (x for scheme, x in comparisons.items() if scheme in same_seeds)
+        intervals = [x.interval for x in pooled if x.interval and x.p is not None]
         half = max(((x.high - x.low) / 2 for x in intervals), default=0.0)
         if not half:
             bands.append(None)
             continue
-        center = statistics.fmean(_values(study, study.schemes[0], number, name))
+        center = statistics.fmean(_values(study, first, number, name))
         band = (center - half, center + half)
         bands.append((math.exp(band[0]), math.exp(band[1])) if name == "perplexity" else band)
     return bands

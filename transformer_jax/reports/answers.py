@@ -103,7 +103,7 @@ def _other_verdict(results: Results, name: str, score: PaperScore, split: Scored
 
 
 def answer_factors(results: Results) -> dict[str, str]:
-    """Return one sentence for each main effect, and one for all interactions, keyed by name.
+    """Return one sentence for all interactions, and one for each main effect, keyed by name.
 
     The result is empty unless the rows are all combinations of the values of several fields and
     all rows have the same seeds, at least two of them.
@@ -122,7 +122,8 @@ def answer_factors(results: Results) -> dict[str, str]:
         if contrasts:
             interactions.append(f"{label}: {', '.join(found) or 'none is significant'}")
     answers = {name: _state(comparisons) for name, comparisons in effects.items()}
-    return answers | ({"interactions": f"{'; '.join(interactions)}."} if interactions else {})
+    # A main effect is hard to interpret if there is an interaction.
+    return ({"interactions": f"{'; '.join(interactions)}."} if interactions else {}) | answers
 
 
 def _find_caveat(comparison: RowComparison) -> str:

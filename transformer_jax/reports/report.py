@@ -49,6 +49,10 @@ from transformer_jax.sweeps.plan import find_tuned
 Column = Callable[[Results, RowResult], str]
 SPECS: dict[PaperScore, str] = {"perplexity": "+.3f", "bleu": "+.2f"}
 SPLIT_NAMES: dict[ScoredSplit, str] = {"dev": "development", "test": "test"}
+ALTERNATIVES = {
+    "ratios": "Difference in log perplexity of each row from the first row",
+    "curves": "Perplexity of each row on the development set by step",
+}
 RUNS = "Runs (their unrounded scores are in runs.csv)"
 
 
@@ -317,12 +321,16 @@ def _make_markdown(
 ) -> str:
     answers = answer_factors(results)
     answers |= {name: answer(results, name) for name in results.compared}
+    first, *others = (
+        f"![{ALTERNATIVES[name]}]({name}.svg)\n\n*{caption}*" for name, caption in captions.items()
+    )
     parts = [
         f"**{tables.escape_markdown(question(results))}**",
         *map(tables.escape_markdown, summarize(results)),
+        first,
         to_markdown_list([f"{name}: {sentence}" for name, sentence in answers.items()]),
         *(f"{title}:\n\n{tables.to_markdown(table)}" for title, table in tabled.items()),
-        *(f"![{caption}]({name}.svg)" for name, caption in captions.items()),
+        *others,
         to_markdown_list(list_footnotes(results)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -20,7 +20,12 @@ from transformer_jax.visualization.text import printable_label
 
 MAX_COLUMNS = 3
 # The units of metrics, keyed by the last part of the metric's name. Other metrics have no unit.
-UNITS = {"loss": "nats per token", "tokens_per_second": "tokens per second", "time": "Unix seconds"}
+UNITS = {
+    "loss": "nats per token",
+    "smoothed_loss": "nats per token",
+    "tokens_per_second": "tokens per second",
+    "time": "Unix seconds",
+}
 # Curves with fewer points than this number have a marker at each point.
 MAX_MARKERS = 20
 

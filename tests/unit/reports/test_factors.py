@@ -268,7 +268,7 @@ def test_a_report_on_a_grid_answers_for_each_field_before_each_row(tmp_path: Pat
     perplexity = {(1, 4): 4.0, (1, 8): 4.0, (2, 4): 8.0, (2, 8): 12.0}
     results = collect_grid(tmp_path / "s", lambda model: perplexity[model.num_heads, model.d_k])
     answers = answer_factors(results)
-    assert list(answers) == ["d_k 8 - 4, averaged", "num_heads 2 - 1, averaged", "interactions"]
+    assert list(answers) == ["interactions", "d_k 8 - 4, averaged", "num_heads 2 - 1, averaged"]
     # sqrt(6) is 2.449, and sqrt(3 / 2) is 1.225.
     assert answers["num_heads 2 - 1, averaged"].startswith("Worse in perplexity (+14")
     assert answers["d_k 8 - 4, averaged"].startswith("Worse in perplexity (+22.")

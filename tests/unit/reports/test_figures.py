@@ -10,7 +10,14 @@ from example_configs import SMALL
 from run_files import collect, make_finished_sweep, set_status, write_results
 
 from transformer_jax.config import Paper, Row
-from transformer_jax.reports.figures import PALETTE, draw_curves, draw_ratios
+from transformer_jax.reports.figures import (
+    CUT_CAPTION,
+    OPEN_CAPTION,
+    PALETTE,
+    describe_ratios,
+    draw_curves,
+    draw_ratios,
+)
 from transformer_jax.reports.results import Results
 from transformer_jax.sweeps.plan import plan_sweep
 
@@ -90,8 +97,10 @@ def test_ratios_show_intervals_the_paper_and_a_band(results: Results) -> None:
     svg = draw_ratios(results).svg
     assert all(
         label in svg
-        for label in (">here, dev set, with 95%", ">in the paper<", ">not significant<")
+        for label in (">here, dev set, with 95%", ">in the paper<", ">not significant, dev set<")
     )
+    assert "the circle for the development set is" in describe_ratios(results)
+    assert CUT_CAPTION not in describe_ratios(results)
 
 
 def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -112,6 +121,38 @@ def test_an_interval_that_is_far_too_wide_does_not_hide_the_others(tmp_path: Pat
     )
     ticks = [float(text.replace("\N{MINUS SIGN}", "-")) for text in texts]
     assert 0.5 < max(ticks) < 3
+    assert CUT_CAPTION in describe_ratios(results)
+
+
+def test_a_row_without_an_interval_has_an_open_circle(tmp_path: Path) -> None:
+    found = {}
+    for seeds in (1, 3):
+        rows = {name: Row(SMALL.change(model={"d_ff": 32 + i})) for i, name in enumerate("ab")}
+        sweep = plan_sweep(tmp_path / str(seeds), rows, seeds)
+        sweep.store()
+        for run in sweep.runs:
+            write_results(run, 4.0 + run.seed / (2 + "ab".index(run.row)), 10, splits=["dev"])
+            set_status(run, "done")
+        results = collect(sweep)
+        assert (OPEN_CAPTION in describe_ratios(results)) == (seeds == 1)
+        colors = [x.get_markerfacecolor() for x in draw_ratios(results).figure.axes[0].lines]
+        found[seeds] = colors.count("none")
+    assert found == {1: 1, 3: 0}
+
+
+def test_the_legend_of_long_names_fits_in_the_figure(tmp_path: Path) -> None:
+    long = "attention_score-scaled_dot_product+d_k-"
+    for names in ([f"{long}{number}" for number in range(8)], ["base", "A1", "A2", "A3"]):
+        sweep = plan_sweep(tmp_path / names[0], {name: Row(SMALL) for name in names}, 1)
+        sweep.store()
+        for run in sweep.runs:
+            write_results(run, 4.0, 10, splits=["dev"])
+            set_status(run, "done")
+        figure = draw_curves(collect(sweep)).figure
+        figure.canvas.draw()
+        [legend] = figure.legends
+        assert legend.get_window_extent().width <= figure.bbox.width
+        assert legend.get_window_extent().height < figure.bbox.height / 2
 
 
 def test_rows_with_equal_scores_draw_a_figure_without_a_warning(tmp_path: Path) -> None:
