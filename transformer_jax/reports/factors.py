@@ -137,22 +137,15 @@ def _estimate(
     # Remove floating-point noise, which would matter if all differences were equal.
     deviation = round(math.sqrt(float((residuals**2).sum()) / freedom), 12)
     pooled = matrix[is_pooled]
-    scale = np.linalg.norm(pooled, axis=1)
-    cosines = (pooled @ pooled.T / np.outer(scale, scale)).round(12)
-    correlation = tuple(map(tuple, cosines.tolist()))
     # All contrasts share the 5% error rate equally, as the rows do.
-    share = len(pooled) / len(matrix)
-    critical = seed_statistics.dunnett_quantile(
-        1 - (1 - seed_statistics.CONFIDENCE) * share, correlation, freedom
+    intervals, _ = seed_statistics.simultaneous_intervals(
+        list(itertools.compress(differences, is_pooled)),
+        pooled @ pooled.T / len(seeds),
+        deviation,
+        freedom,
+        share=len(pooled) / len(matrix),
     )
     names = itertools.compress(weights, is_pooled)
-    for name, error in zip(
-        names, (deviation / math.sqrt(len(seeds)) * scale).tolist(), strict=True
-    ):
-        difference = found[name].difference or 0.0
-        half = critical * error
-        interval = seed_statistics.Interval(difference - half, difference + half)
-        statistic = abs(difference) / error if error else math.inf if difference else 0.0
-        p = (1 - seed_statistics.dunnett_probability(statistic, correlation, freedom)) / share
-        found[name] = replace(found[name], interval=interval, p=min(1.0, p))
+    for name, (interval, p) in zip(names, intervals, strict=True):
+        found[name] = replace(found[name], interval=interval, p=p)
     return found

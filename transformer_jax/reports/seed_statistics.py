@@ -204,17 +204,38 @@ def _compare_pooled(
         return estimates, None, freedom, math.nan
     deviation = round(math.sqrt(np.sum((values - design @ inverse @ values) ** 2) / freedom), 12)
     covariance = (inverse @ inverse.T)[np.ix_(repeated, repeated)]
+    differences, share = effects[repeated].tolist(), len(repeated) / num_compared
+    found, critical = simultaneous_intervals(
+        differences, covariance, deviation, freedom, share, confidence
+    )
+    for k, difference, (interval, p) in zip(repeated, differences, found, strict=True):
+        estimates[others[k]] = difference, interval, p
+    return estimates, deviation, freedom, critical
+
+
+def simultaneous_intervals(
+    differences: Sequence[float],
+    covariance: Float[np.ndarray, "K K"],
+    deviation: float,
+    freedom: int,
+    share: float = 1.0,
+    confidence: float = CONFIDENCE,
+) -> tuple[list[tuple[Interval, float]], float]:
+    """Return the simultaneous interval and the p-value of each difference, and the critical value.
+
+    The covariance of the differences is `deviation`² times `covariance`. `share` is the part of the
+    error rate, 1 - `confidence`, that these differences may use.
+    """
     scale = np.sqrt(np.diag(covariance))
     correlation = tuple(map(tuple, (covariance / np.outer(scale, scale)).round(12).tolist()))
-    share = len(repeated) / num_compared
     critical = dunnett_quantile(1 - (1 - confidence) * share, correlation, freedom)
-    for k, error in zip(repeated, (deviation * scale).tolist(), strict=True):
-        difference = float(effects[k])
+    found = []
+    for difference, error in zip(differences, (deviation * scale).tolist(), strict=True):
         interval = Interval(difference - critical * error, difference + critical * error)
         statistic = abs(difference) / error if error else math.inf if difference else 0.0
         p = (1 - dunnett_probability(statistic, correlation, freedom)) / share
-        estimates[others[k]] = difference, interval, min(1.0, p)
-    return estimates, deviation, freedom, critical
+        found.append((interval, min(1.0, p)))
+    return found, critical
 
 
 def welch_interval(
