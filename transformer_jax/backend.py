@@ -19,15 +19,8 @@ from transformer_jax.cache import enable_compilation_cache
 from transformer_jax.errors import BackendError, summarize_error
 from transformer_jax.parallel import count_usable_cores
 from transformer_jax.progress import note
+from transformer_jax.xla_flags import GPU_FLAGS, add_flags
 
-GPU_FLAGS = {
-    # Timing Triton's kernels for matrix products doubles the compile time of small models and does
-    # not make any step faster.
-    "xla_gpu_enable_triton_gemm": "false",
-    # Without this flag, XLA times kernels to choose them, and the order in which some kernels add
-    # numbers varies.
-    "xla_gpu_deterministic_ops": "true",
-}
 CHECKED_FLAGS = "TRANSFORMER_JAX_CHECKED_XLA_FLAGS"
 """The last valid value of XLA_FLAGS, which child processes inherit instead of checking it again."""
 THREAD_VARIABLES = ("PJRT_NPROC", "NPROC")
@@ -156,9 +149,7 @@ def _set_gpu_flags() -> None:
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     is_installed = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
     if is_installed and platforms & {"gpu", "cuda", "rocm"}:
-        flags = os.environ.get("XLA_FLAGS", "")
-        new = (f"--{k}={v}" for k, v in GPU_FLAGS.items() if not re.search(rf"--{k}\b", flags))
-        os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
+        add_flags(GPU_FLAGS)
 
 
 def _check_flags() -> None:

@@ -4,15 +4,15 @@ This module does not import JAX.
 """
 
 import os
-import re
 
-GPU_FLAGS = {
+from transformer_jax.xla_flags import GPU_FLAGS, add_flags
+
+FLAGS = {
     # XLA chooses kernels by timing candidates, which is impossible without a GPU.
     "xla_gpu_autotune_level": "0",
-    # Runs set these flags by default.
-    "xla_gpu_enable_triton_gemm": "false",
-    "xla_gpu_deterministic_ops": "true",
+    **GPU_FLAGS,
 }
+"""The flags for programs that are compiled for GPUs."""
 
 VARIABLES = {
     # Keep JAX from preallocating memory on this machine's devices.
@@ -36,7 +36,5 @@ VARIABLES = {
 def configure_environment(*, for_gpus: bool) -> None:
     """Set the environment variables that JAX and libtpu read when they are loaded."""
     os.environ.update(VARIABLES)
-    flags = os.environ.get("XLA_FLAGS", "")
     if for_gpus:
-        new = (f"--{k}={v}" for k, v in GPU_FLAGS.items() if not re.search(rf"--{k}\b", flags))
-        os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
+        add_flags(FLAGS)

@@ -113,7 +113,7 @@ def test_xla_gets_flags_for_gpus_only_if_a_target_has_gpus(
     run(capsys, "tiny", "--target", *targets, "--largest")
     flags = ["--xla_dump_to=dump"]
     if has_gpu_flags:
-        flags += [f"--{name}={value}" for name, value in environment.GPU_FLAGS.items()]
+        flags += [f"--{name}={value}" for name, value in environment.FLAGS.items()]
     assert os.environ["XLA_FLAGS"] == " ".join(flags)
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
