@@ -5,10 +5,11 @@ r"""Ideas published since 2017, one per row. The first row is the paper's base m
         --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3 \
         --seeds 3 --control
 
-The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
+docs/ablations.md contains the commands and results of two smaller sweeps: seven rows on captions,
+and 22 rows on number words. The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
 three matrices, but about as many parameters as base. All rows use base's learning rate by default,
 so tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
-implements. `winners` combines the ideas that were best in a small study.
+implements. `winners` combines the ideas that were best in a study on number words.
 
 All rows except `base` and `checkpoint_average` differ from the paper.
 """
@@ -83,7 +84,7 @@ SWEEP = {
         train={"schedule": "cosine", "adam_beta2": 0.95, "clip_norm": 1.0, **DECAY},
     ),
     # This row combines the best norm, feed-forward network, positions, and optimizer of the rows
-    # above, according to the development set of the study in docs/ablations.md.
+    # above, according to the development set of the study on number words in docs/ablations.md.
     "winners": BASE.change(
         model={"layer_norm": "pre", "feed_forward": "swiglu", "positions": "rotary", **GATED},
         train={"optimizer": "muon", "weight_decay": 0.1},
