@@ -5,11 +5,12 @@ r"""Ideas published since 2017, one per row. The first row is the paper's base m
         --train-from table3_multi30k:base --tune train.learning_rate_scale 0.1 0.3 1 3 \
         --seeds 3 --control
 
-docs/ablations.md contains the commands and results of two smaller sweeps: seven rows on captions,
-and 22 rows on number words. The comment above each row names its source. The feed-forward networks of `swiglu` and `geglu` have
-three matrices, but about as many parameters as base. All rows use base's learning rate by default,
-so tune it for each row. `llama` combines the ideas from Touvron et al. (2023) that this package
-implements. `winners` combines the ideas that were best in a study on number words.
+docs/ablations.md contains the commands and the results of smaller sweeps: some rows on captions,
+and all rows on number words. The comment above each row names its source. The feed-forward networks
+of `swiglu` and `geglu` have three matrices, but about as many parameters as base. All rows use
+base's learning rate by default, so tune it for each row. `llama` combines the ideas from Touvron et
+al. (2023) that this package implements. `winners` combines the ideas that were best in a study on
+number words.
 
 All rows except `base` and `checkpoint_average` differ from the paper.
 """
