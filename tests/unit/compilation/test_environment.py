@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from transformer_jax.compilation.environment import FLAGS, VARIABLES, configure_environment
+from transformer_jax.compilation.environment import VARIABLES, configure_environment
+from transformer_jax.xla_flags import GPU_FLAGS
 
 
 @pytest.fixture(autouse=True)
@@ -13,29 +14,13 @@ def _restore_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
-ALL_GPU_FLAGS = [f"--{name}={value}" for name, value in FLAGS.items()]
-
-
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("", ALL_GPU_FLAGS),
-        ("--xla_cpu_abc=1", ["--xla_cpu_abc=1", *ALL_GPU_FLAGS]),
-        # The user's value of a flag has precedence, as in a run.
-        (
-            "--xla_gpu_deterministic_ops=false",
-            ["--xla_gpu_deterministic_ops=false", *ALL_GPU_FLAGS[:-1]],
-        ),
-    ],
-)
-def test_missing_flags_for_gpus_are_added_once(
-    monkeypatch: pytest.MonkeyPatch, times: int, given: str, expected: list[str]
+def test_programs_for_gpus_have_the_flags_of_runs_without_timing_kernels(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XLA_FLAGS", given)
-    for _ in range(times):
-        configure_environment(for_gpus=True)
-    assert os.environ["XLA_FLAGS"] == " ".join(expected)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_abc=1")
+    configure_environment(for_gpus=True)
+    flags = {"xla_cpu_abc": "1", "xla_gpu_autotune_level": "0", **GPU_FLAGS}
+    assert os.environ["XLA_FLAGS"] == " ".join(f"--{k}={v}" for k, v in flags.items())
 
 
 def test_tpus_need_no_flags_but_never_the_devices_of_this_machine() -> None:
